@@ -11,6 +11,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+
 from ranks import warm_context
 from speedrun.history.manifest import load_manifest
 
@@ -35,32 +37,25 @@ def edited(id, *edits):
 
 def lines_of(seen):
     """A line for each observation of a job: what it is of, its kind, how closely scripts are held
-    to it, and its value, as far as other machines give the same."""
+    to it, and its value without numbers, which other machines give otherwise."""
     lines = []
     for what, (kind, *rest) in seen.items():
-        value, tolerance = rest if len(rest) == 2 else (rest, 0.0)
-        if kind == "log":  # without versions, names of fields, and losses
-            value = [re.sub(r"\d+\.\d{4,}", "x", line) for line in value
-                     if not line.startswith(("environment", "hyperparameters"))]
-        coarse = isinstance(tolerance, float) and tolerance > 5e-3
-        each = kind == "tensors" and isinstance(tolerance, dict)  # found on this machine
-        rough = each or kind in ("tensors", "tables") and coarse
-        files = " a run with a large shard" in what  # they depend on what is in memory
-        value = "" if files else _brief(value, 0 if rough else 2 - coarse)
-        within = _brief(tolerance, 0 if each else 9)
-        lines.append(f"{what} | {kind} | {within} | {value}\n")
+        value, within = rest if len(rest) == 2 else (rest, 0.0)
+        if kind == "log":  # without versions and names of fields
+            value = [line for line in value if not line.startswith(("environment", "hyperpar"))]
+        within = "" if isinstance(within, dict) else f"{np.atleast_1d(within).round(9).tolist()}"
+        lines.append(f"{what} | {kind} | {within} | {_brief(value)}\n")
     return "".join(lines)
 
 
-def _brief(value, digits):
-    """A value in words, its numbers with so many digits; of tensors the norm."""
+def _brief(value):
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_brief(one, digits)}" for name, one in value.items())
+        return ", ".join(f"{name} {_brief(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
-        return " ".join(_brief(one, digits) for one in value)
-    if hasattr(value, "norm"):
-        return f"{value.dtype} {tuple(value.shape)} {_brief(value.float().norm().item(), digits)}"
-    return f"{value:.{digits}g}" * bool(digits) if isinstance(value, float) else str(value)
+        return " ".join(map(_brief, value))
+    if hasattr(value, "shape"):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return re.sub(r"(?<![a-z])-?\d[\d.e+-]*|nan|inf", "n", str(value))
 
 
 def serve(folder, requests):
