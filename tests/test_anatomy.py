@@ -8,14 +8,16 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 
+import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
+from IPython.display import SVG
 
 from snapshots import known_values
 from speedrun.anatomy.picture import ACCENT, model_svg, removed, strip_svg
 from speedrun.anatomy.trace import Tracer, anatomy, trace
-from speedrun.history.manifest import load_manifest
+from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.scripts.find import handles_for, load_snapshot
 
 MANIFEST = load_manifest()
@@ -222,6 +224,18 @@ def test_a_strip_has_every_model_and_can_be_repeated():
     assert [id for id, model in zip(ids, models, strict=True)
             if MANIFEST.get(id).name.encode() in model] == ids
     assert not coloured(models[0]) and coloured(models[2]) == {"skip 7-11"}, "beside the last one"
+
+
+@pytest.mark.parametrize("lesson, draw", [
+    ("00_baseline", lambda: model_svg(MANIFEST, "00", (), "white")),
+    ("14_sublayer_scalars", lambda: model_svg(MANIFEST, "14i", "13f", "white")),
+    ("start_here", lambda: strip_svg(MANIFEST, ["00", "02", "04", "06", "09"], "white"))])
+def test_a_lesson_has_the_picture_as_it_is_drawn_now(lesson, draw):
+    """It was seen to be right; who draws otherwise runs the lessons again, and looks."""
+    cells = nbformat.read(REPOSITORY / "lessons" / f"{lesson}.ipynb", as_version=4).cells
+    (shown,) = (output.data["image/svg+xml"] for cell in cells for output in cell.get("outputs", ())
+                if "draw_model" in cell.source)
+    assert SVG(draw()).data == shown
 
 
 def test_the_traced_numbers_of_a_notebook_stay(monkeypatch):

@@ -33,7 +33,9 @@ from snapshots import (
 )
 from speedrun.base.errors import Stopped, UserError
 from speedrun.base.text import visible
+from speedrun.compare import generation
 from speedrun.compare.collect import collect
+from speedrun.compare.generation import compare_generation
 from speedrun.compare.plot import curves_of, draw_comparison, save
 from speedrun.compare.results import (
     Comparison,
@@ -45,9 +47,19 @@ from speedrun.compare.results import (
     p_value,
     scores,
 )
-from speedrun.compare.table import columns, notes, print_comparison, to_csv, to_markdown
+from speedrun.compare.table import (
+    _count,
+    _seconds,
+    columns,
+    notes,
+    print_comparison,
+    to_csv,
+    to_markdown,
+)
 from speedrun.history.manifest import REPOSITORY
+from speedrun.run.generation import Answers
 from speedrun.run.log import RULE
+from speedrun.scripts.find import code_hash
 from speedrun.scripts.flops import flops_if_countable, training_flops_per_token, visible_pairs
 from speedrun.scripts.sizes import length_names
 
@@ -119,12 +131,29 @@ def test_rows():
     assert b.speed_up == pytest.approx(2 / (crossed / 100))
     assert b.mfu == pytest.approx(6e6 * 1e5 / 2e12)
     assert (b.failed, c.runs, c.failed, c.val_loss) == (1, 0, 1, None)
-    slow.unread, slow.tokens_per_step = 3, 524_288
-    shown = notes(comparison)
-    assert "failed: fast, seed 1: out of memory" in shown
-    assert "slow: lines that begin like a step line and are not understood: 3" in shown
-    assert columns(comparison)["runs"] == ["2", "1, 1 failed", "0, 1 failed"]
-    assert columns(comparison)["tokens"] == ["104.86M", "200,000", "—"]
+    slow.unread, slow.tokens_per_step, comparison.mixed = 3, 524_288, True
+    slow.device, fast.device = "Y", "X"
+    assert columns(comparison) == {
+        "": ["slow", "fast", "nothing"], "runs": ["2", "1, 1 failed", "0, 1 failed"],
+        "steps": ["200", "200", "—"], "tokens": ["104.86M", "200,000", "—"],
+        "tokens to 3.1": ["104.86M", "82,857", "—"], "val loss": ["3.1000 ± 0.1414", "2.0000", "—"],
+        "step": ["10.5 (10.0–11.0) ms", "10.0 ms", "—"], "tokens/s": ["49,932,190", "100,000", "—"],
+        "MFU": ["—", "30.0%", "—"], "memory": ["101 MiB", "100 MiB", "—"],
+        "time to 3.1": ["2.0 s", "0.8 s", "—"], "speed-up": ["1.00x", "2.41x", "—"]}
+    assert notes(comparison) == [
+        "target: 3.1000, as asked; tokens and time to it are interpolated between validations of"
+        " the mean curve", "trained on 1 x Y, 2 x X",
+        "not all runs are known to be of one corpus: only losses on the same tokens compare",
+        "val loss: mean ± standard deviation over the runs; step: median over the runs, least to"
+        " most", "slow: lines that begin like a step line and are not understood: 3",
+        "failed: fast, seed 1: out of memory", "failed: nothing, seed 0: no data"]
+
+
+@pytest.mark.parametrize("write, number, text", [
+    (_count, 999_999, "999,999"), (_count, 1e6, "1.00M"), (_count, 999_990_000, "999.99M"),
+    (_count, 1e9, "1.00B"), (_seconds, 119.94, "119.9 s"), (_seconds, 120, "2.00 min")])
+def test_a_large_number_has_a_larger_unit(write, number, text):
+    assert write(number) == text
 
 
 def test_a_target_out_of_reach_is_a_dash():
@@ -159,17 +188,28 @@ def test_target():
 def test_p_is_told_only_against_a_fixed_target():
     curves = [[(0, 6.0), (100, loss)] for loss in (3.1, 3.12, 3.14)]
     one = entry("a", *curves)
-    assert scores(Comparison([one], 3.2, "as asked"))[0].p_value < 0.05
+    fixed = Comparison([one], 3.2, "as asked")
+    assert scores(fixed)[0].p_value < 0.05 and columns(fixed)["p"] == ["0.01"]
+    assert notes(fixed)[-1] == ("p: one-sided t-test, the chance of such losses if their true mean"
+                                " were the target")
     assert scores(Comparison([one], 3.2, "the final loss of a"))[0].p_value is None
 
 
 def test_csv_and_markdown():
-    comparison = Comparison([entry("a", SLOW), entry("b", FAST)], 3.0, "as asked")
+    comparison = Comparison([entry("a", SLOW, FAST), entry("b", FAST)], 2.5, "as asked")
     table = list(csv.DictReader(io.StringIO(to_csv(comparison))))
-    assert [line["label"] for line in table] == ["a", "b"]
-    assert float(table[1]["val_loss"]) == 2.0 and table[0]["mfu"] == ""
-    text = to_markdown(comparison)
-    assert text.count("\n") == 4 and "| b |" in text and "MFU" not in text
+    assert [line["label"] for line in table] == ["a", "b"] and table[0] == {
+        "label": "a", "runs": "2", "failed": "0", "steps": "200", "tokens": "200000",
+        "tokens_to_target": "200000.0", "val_loss": "2.5", "val_step": "", "p_value": "",
+        "val_loss_sd": f"{0.5**0.5}", "step_avg_ms": "10.5", "step_avg_range": "10.0 11.0",
+        "tokens_per_s": f"{2e9 / 21000}", "mfu": "", "peak_memory_mib": "101",
+        "seconds_to_target": "2.0", "speed_up": "1.0", "final_losses": "3.0 2.0"}
+    head, rule, first, _ = to_markdown(comparison).splitlines()
+    assert (head, rule) == (
+        "|  | runs | steps | tokens | tokens to 2.5 | val loss | step | tokens/s | memory | time to"
+        " 2.5 | speed-up |", f"| --- |{' ---: |' * 10}")
+    assert first == ("| a | 2 | 200 | 200,000 | 200,000 | 2.5000 ± 0.7071 | 10.5 (10.0–11.0) ms |"
+                     " 95,238 | 101 MiB | 2.0 s | 1.00x |")
 
 
 def test_names_cannot_steer_a_terminal():
@@ -210,6 +250,45 @@ def test_picture(tmp_path):
     assert curves_of(comparison.entries[0])["seconds"][1] == [(0, 6.0), (1.0, 2.5), (2.0, 2.0)]
 
 
+def test_a_picture_has_all_runs_their_mean_the_record_and_the_target():
+    some = entry("a", SLOW, [(0, 6.0), (100, 4.5), (200, 3.5)], milestone="muon")
+    record = {"steps": [(0, 6.5), (150, 1.5)], "tokens": [(0, 6.5), (2, 1.5)]}
+    figure = draw_comparison(Comparison([some, entry("b", FAST)], 1.0, "as asked"), {"a": record})
+    for panel, name, x, end in zip(figure.axes, ("optimizer step", "million tokens",
+                                                 "training time, seconds"), (1, 1000, 100),
+                                   (150, 2, 0), strict=True):
+        lines = [("", "-", 0.6, 6, 4, 3), ("", "-", 0.6, 6, 4.5, 3.5),
+                 ("a", "-", 1.6, *((6, 4.25, 3.25) if end else (6, 4, 3))),
+                 ("a, official", "--", 1.2, 6.5, 1.5), ("b", "-", 1.6, 6, 2.5, 2),
+                 ("", "-", 0.8, 1, 1)]
+        assert [(line.get_label().partition("_")[0], line.get_linestyle(), line.get_linewidth(),
+                 *line.get_ydata()) for line in panel.lines] == [
+                     line for line in lines if end or line[1] == "-"]
+        assert [[*line.get_xdata()] for line in panel.lines if line.get_label()[0] in "ab"] == [
+            [0, 100 / x, 200 / x], *[[0, end]] * bool(end), [0, 100 / x, 200 / x]]
+        assert panel.get_xlabel() == name
+    assert figure.axes[0].get_ylabel() == "validation loss, nats per token"
+    assert [text.get_text() for text in figure.legends[0].texts] == ["a", "a, official", "b"]
+    assert figure.axes[0].get_ylim() == pytest.approx((0.825, 4.675)), "without the steep start"
+
+
+def test_generation_is_compared_in_turn_and_seed_by_seed(monkeypatch):
+    made = iter([(100, b"a"), (300, b"a"), (2000, b"b"), (1000, b"b"), (400, b"c"), (1600, b"d")])
+    plans, stream = [], io.StringIO()
+    monkeypatch.setattr(generation, "make_plan", lambda script, **more: (script, *more.values()))
+    monkeypatch.setattr(generation, "generate", lambda plan: plans.append(plan) or (
+        lambda speed, text: Answers(text, 9, 9.0, speed))(*next(made)))
+    compare_generation(["e0a", "e3:x=2"], range(5, 8), stream, settings=["y=1"], scale="tiny")
+    assert plans == [(script, "tiny", [*settings, f"seed={seed}"]) for seed in (5, 6, 7) for
+                     script, *settings in (("e0a", "y=1"), ("e3", "y=1", "x=2"))]
+    assert stream.getvalue().splitlines()[-5:] == [
+        "[6/6] e3:x=2, seed 7: 1,600 tokens/s",
+        "        runs           tokens/s              speed   answers",
+        "e0a        3    400 (100–2,000)  1.00x (1.00–1.00)  the same",
+        "e3:x=2     3  1,000 (300–1,600)  3.00x (0.50–4.00)    others",
+        "median over the runs, least to most; speed: against the first script, seed by seed"]
+
+
 def test_runs_without_a_seed_are_no_copies():
     for seed, told in ((7, 1), (None, 0)):
         some = entry("a", SLOW)
@@ -220,10 +299,9 @@ def test_runs_without_a_seed_are_no_copies():
 
 def test_an_entry_looks_alike_in_all_panels():
     figure = draw_comparison(Comparison([entry("a", SLOW), entry("b", FAST)], None, "as asked"), {})
-    first, *others = ({line.get_label(): (line.get_color(), line.get_marker())
-                       for line in panel.lines if line.get_label() in "ab"}
-                      for panel in figure.axes)
-    assert len(others) == 2 and len(set(first.values())) == 2 and others == [first, first]
+    looks = [{line.get_label(): (line.get_color(), line.get_marker(), line.get_markerfacecolor())
+              for line in panel.lines if line.get_label() in "ab"} for panel in figure.axes]
+    assert looks == 3 * [{"a": ("#000000", "o", "#000000"), "b": ("#0072B2", "s", "#0072B2")}]
     assert figure.axes[0].get_ylim() == pytest.approx((1.9, 4.1)), "without the steep first part"
     assert figure.dpi == 200  # a PNG of 100 is blurred on most screens
 
@@ -327,9 +405,18 @@ def test_a_targets_own_settings_win_over_those_of_all(monkeypatch, shards, tmp_p
 
     monkeypatch.setattr("speedrun.compare.collect.run", run)
     for_all = [option.removeprefix("--set=") for option in micro_settings("02", shards)]
-    collect(["02", "02:muon_lr=0.5"], [0], tmp_path / "runs", io.StringIO(), scale="tiny",
-            settings=[*for_all, "muon_lr=0.25"])
+    found, _ = collect(["02", "02:muon_lr=0.5"], [3], tmp_path / "runs", stream := io.StringIO(),
+                       scale="tiny", settings=[*for_all, "muon_lr=0.25"], command="typed")
     assert [plan.hyperparameters["muon_lr"] for plan in plans] == [0.25, 0.5]
+    assert stream.getvalue().splitlines() == [
+        f"[{turn}/2] 02_modern_arch{own}, seed 3: {said}" for turn, own, name in (
+            (1, "", "0-modern_arch"), (2, " muon_lr=0.5", "1-modern_arch_muon_lr=0.5"))
+        for said in (tmp_path / "runs" / f"{name}-seed3", "failed: not run")]
+    assert [(one.label, one.milestone, one.code, one.failures) for one in found.entries] == [
+        (f"02_modern_arch{own}", "modern_arch", code_hash(BY_ID["02"].script), ["seed 3: not run"])
+        for own in ("", " muon_lr=0.5")]
+    assert (found.command, found.data_fingerprint, found.mixed) == (
+        "typed", plans[0].fingerprint, False)
 
 
 def write_log(path, name, losses, hyperparameters=None, script="print(1)"):
@@ -399,7 +486,8 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
     assert killed[:2] == ["2, unfinished: no validation after the last step", "1"]
 
 
-@pytest.mark.parametrize("prints, known", [(("a", "a"), "a"), (("a", None), None)])
+@pytest.mark.parametrize("prints, known", [
+    (("a", "a"), "a"), (("a", None), None), (("a", "b"), None), ((None, None), None)])
 def test_the_corpus_of_finished_runs(prints, known, tmp_path):
     for name, print_ in zip("xy", prints, strict=True):
         (tmp_path / name).mkdir()
@@ -410,7 +498,7 @@ def test_the_corpus_of_finished_runs(prints, known, tmp_path):
     ended = compare(tmp_path / "x", tmp_path / "y", "--json", tmp_path / "all.json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
-    assert found["data_fingerprint"] == known
+    assert found["data_fingerprint"] == known and found["mixed"] == (prints[0] != prints[1])
 
 
 def test_trains_and_survives_a_failure(shards, tmp_path):

@@ -886,7 +886,9 @@ def test_scripts_take_turns(fake_runs, monkeypatch, tmp_path, capfd):
     assert fake_runs == [(slug, seed) for seed in "01" for slug in both]
     assert len(list((tmp_path / "runs" / "diff-2").iterdir())) == 4
     out, error = capfd.readouterr()
-    assert error.count(", seed ") == 8 and "[4/4] 04_skip_connections, seed 1" in error
+    assert error.splitlines()[-2:] == [
+        f"[4/4] 04_skip_connections, seed 1: {tmp_path}/runs/diff-2/1-skip_connections-seed1",
+        "[4/4] 04_skip_connections, seed 1: val_loss 3.0000"] and error.count(", seed ") == 8
     view, _, table = out.partition("\n  muon_lr")
     assert view.startswith("03_distributed_muon → 04_") and "\nblocks: " in view
     assert "15.0 (15.0–15.0) ms" in table and "trained on 1 x some device" in table

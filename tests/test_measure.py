@@ -62,9 +62,10 @@ def runs(monkeypatch):
 
     plans: those that were run; faults: {a folder's or task's name: stderr, an exit code or a signal
     to this process}, each takes effect once; gpus: the visible ones; after: tasks after which the
-    time is over; room: what take_turns was given."""
+    time is over; room: what take_turns was given; launches: the last one of each task."""
     made, faults, here = [], {}, []
-    stand_in = SimpleNamespace(plans=made, faults=faults, gpus=here, after=1000, room=None)
+    stand_in = SimpleNamespace(plans=made, faults=faults, gpus=here, after=1000, room=None,
+                               launches={})
 
     def noted(plan_run):
         def planned(*args, **kwargs):
@@ -83,7 +84,7 @@ def runs(monkeypatch):
                 return
             waiting.remove(task)
             try:
-                launch = task.prepare()
+                launch = stand_in.launches[task.name] = task.prepare()
             except UserError as error:
                 yield task, End(None, str(error))
                 continue
@@ -163,7 +164,16 @@ def test_a_share_is_timed_and_follows_a_cpu_the_most_telling_first(runs, tmp_pat
     timing = found.timings["muon"]
     assert timing.step_ms == [10, 12, 14, 16, 18, 20] and timing.passes == 1
     assert (timing.code, timing.within) == (code_hash(FIRST.script), 0.0001)
-    assert text.splitlines()[2:5] == [
+    launch = runs.launches["time:muon"]
+    assert launch.command == [sys.executable, "-m", "speedrun.compare.share",
+                              *timed.script_command[:1], "6", *timed.script_command[1:]]
+    assert launch.environment.items() >= {
+        "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}.items()
+    assert launch.environment["PYTHONPATH"].split(os.pathsep)[0] == str(REPOSITORY / "tools")
+    assert text.splitlines()[:5] == [
+        f"1 of 8 x CPU, embedded text, 6 steps; results: {file}",
+        "timed steps: one rank's share of 8 of a record's step, without accumulation, in the middle"
+        " of the run's schedules; up to 4 program(s) compile at once, and one is timed at a time",
         "01_muon: 15.0 ms (10.0–20.0, mean 15.0), 1,234 MiB, compiled in 61 s, 3 graphs",
         "    CUDA: bf16", "01_muon: with tiny sizes the losses are within 0.0001 of a CPU's"]
     assert text.splitlines()[-1] == ("3 of 3 milestones are timed; the losses of 3 were compared"
@@ -174,7 +184,8 @@ def test_a_share_is_timed_and_follows_a_cpu_the_most_telling_first(runs, tmp_pat
 def test_whole_steps_are_timed_by_the_log(runs, tmp_path):
     file, found, _, text = measured(tmp_path, share=False)
     assert file.name == "cpu-1.json"
-    assert "1 here accumulate gradients" in text and runs.room[0] == 1
+    assert text.splitlines()[1] == ("the records' steps run on 8 GPUs; 1 here accumulate gradients"
+                                    " over more forward passes") and runs.room[0] == 1
     timed = next(plan for plan in runs.plans if plan.out.name == "01_muon-timed4").hyperparameters
     assert (timed["train_steps"], timed["val_loss_every"]) == (6, 1)
     assert timed["val_tokens"] == 4 * 256 and timed["cooldown_steps"] == (
@@ -229,7 +240,8 @@ def test_what_succeeded_is_kept_and_the_rest_is_tried_again(runs, tmp_path):
 def test_the_time_runs_out_and_the_next_goes_on(runs, tmp_path):
     runs.after = 4
     file, found, stopped, text = measured(tmp_path, minutes=3)
-    assert runs.room[2] <= 3 * 60 - 4 and stopped is None and found.timings.keys() == {
+    assert "it ends by itself after 3 min, and keeps what has finished" in text.splitlines()
+    assert 3 * 60 - 9 < runs.room[2] <= 3 * 60 - 4 and stopped is None and found.timings.keys() == {
         "muon", "padded_vocab"}
     assert text.endswith("2 of 3 milestones are timed; the losses of 1 were compared with a CPU's\n"
                          "the time is over (3 min); the same command goes on\n")
@@ -300,6 +312,9 @@ def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
     assert (cpu.gpus, cpu.nproc, gpu.nproc, timed.nproc) == ([], 1, 2, 2)
     assert cpu.options["use_fp8"] is False and gpu.options["use_fp8"] == "True"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert [runs.launches[f"{part}:backout"].environment["CUDA_VISIBLE_DEVICES"]
+            for part in ("time", "cpu", "gpu")] == ["0,1", "", "0,1"]
+    assert runs.launches["gpu:backout"].command == gpu.command
     write_measurement(file, replace(found, machine=replace(found.machine, driver="1.2")))
     with pytest.raises(UserError, match="was measured with another driver; move it away"):
         measured(tmp_path, [late])
@@ -333,6 +348,18 @@ def test_memory_that_is_short_is_tried_alone_and_then_with_less(runs, monkeypatc
     runs.faults["01_muon-timed1"] = text
     found = parts.Parts([FIRST], found, tmp_path, "tiny", None)
     assert found.slots == 4 and not found.waiting
+
+
+@pytest.mark.parametrize("share, scale, gib, limit_s, slots", [
+    (8, "record", plans.expected_gib(FIRST), 1200, 4), (None, "tiny", 3, 7200, 1)])
+def test_each_part_has_its_memory_and_its_limit(runs, share, scale, gib, limit_s, slots, tmp_path):
+    machine = Machine(H100, 1, "FineWeb", 60, "3.12", "2.11", share, 81_920)
+    found = parts.Parts([FIRST], Measurement(machine), tmp_path, scale, None)
+    tries = [f"try:{name}" for name in TRIALS]
+    assert [(task.name, task.gib, task.limit_s, [*task.after]) for task in found.waiting] == [
+        *((name, 2, kernels.PATIENCE_S, []) for name in tries), ("time:muon", gib, limit_s, []),
+        ("cpu:muon", 0, 900, []), ("gpu:muon", 3, 900, [*frozenset(tries)])]
+    assert (found.slots, found.gib) == (slots, 80 * plans.MARGIN)
 
 
 RECORD = ("total_batch_size", "micro_batch_size", "val_tokens", "train_steps", "prefix_file")
@@ -445,6 +472,7 @@ class Hyperparameters:
 def parse_args(argv):
     parser = ArgumentParser()
     parser.add_argument("--train_steps", type=int)
+    parser.add_argument("--compile", action="store_true")
     return Hyperparameters(**vars(parser.parse_args(argv)))
 
 def window_size(step, args):
@@ -479,12 +507,16 @@ def test_a_share_waits_for_its_turn(answer, status, tmp_path, monkeypatch, capsy
             share.time_share(script, 12, ["--train_steps=500"])
         assert len(module.seen) == share.FIRST
         return
-    share.time_share(script, 12, ["--train_steps=500"])
+    clock = iter([100, 190, 1000, 1002, 1004.2, 1006.6, 1009.2, 1012, 1015]).__next__
+    monkeypatch.setattr(share, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(compat, "compiled_graphs", lambda: (3, 1))
+    share.time_share(script, 12, ["--train_steps=500", "--compile"])
     ready, timed, over = map(json.loads, capsys.readouterr().out.splitlines())
     assert (ready, over) == ({"event": "ready"}, {"event": "over"})
     assert module.seen == [250] * (share.FIRST + share.ALONE + 12), "held, and ended"
-    assert timed.keys() == {"event", "step_ms", "paths"} and len(timed["step_ms"]) == share.PARTS
-    assert all(ms >= 1 for ms in timed["step_ms"])
+    assert timed | {"paths": ""} == {
+        "event": "timed", "step_ms": [1000, 1100, 1200, 1300, 1400, 1500], "paths": "", "graphs": 3,
+        "breaks": 1, "compile_s": 65}  # 90 s, of which 20 steps of 1.25 s are not compilation
 
 
 def test_a_share_of_a_script_is_timed(shards, tmp_path):

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from pathlib import Path
 from posixpath import dirname, join, normpath
 from subprocess import PIPE, Popen
 from threading import Thread
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -27,26 +29,35 @@ import make_site
 from ranks import warm_context
 from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
+from speedrun.base.text import short
 from speedrun.diff import html
-from speedrun.diff.align import SAME
+from speedrun.diff.align import REMOVED, SAME, Line, Row
 from speedrun.diff.difference import find_difference
 from speedrun.diff.origin import line_origins
 from speedrun.figures.charts import LETTER, both, curve_chart, ladder_chart, record_chart
 from speedrun.figures.generated import RESULTS, TINY
 from speedrun.figures.ladder import load_ladder
-from speedrun.history.blocks import split_blocks
-from speedrun.history.fields import read_fields
+from speedrun.history.blocks import FREE, split_blocks
+from speedrun.history.gains import own_gain
+from speedrun.history.guide import whys
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.history.records import load_records
 from speedrun.history.threads import load_threads, number_of
 from speedrun.site.build import _replace_site, build
 from speedrun.site.interactive import PLACES, figures_of
-from speedrun.site.lessons import claims_of, lesson_title, make_lesson
-from speedrun.site.models import compared_with
-from speedrun.site.pages import MOST, Site
-from speedrun.site.search import BEST, load_terms
+from speedrun.site.lessons import (
+    _with_pages,
+    claims_of,
+    lesson_headings,
+    lesson_minutes,
+    lesson_title,
+    make_lesson,
+)
+from speedrun.site.models import compared_with, drawn, has_picture, in_page
+from speedrun.site.pages import MOST, TEXTS, Site, span_of
+from speedrun.site.search import BEST, _plain, load_terms
 from speedrun.site.text import make_html, section, section_at, without_unmeasured
-from speedrun.site.threads import shown_steps
+from speedrun.site.threads import passages_with, shown_steps
 
 EVIL = "<script>alert('&')</script>"
 FIVE = ("index.html", "speedrun/rotary.html", "speedrun/muon.html", "speedrun/muon-script.html",
@@ -133,6 +144,13 @@ def test_links_of_five_pages_lead_to_pages(five):
     lesson = (five / "lessons/01_muon.html").read_text(encoding="utf-8")
     assert lesson.count('<div class="drawn"') >= 3  # it has its pictures
     assert {"#build-it", "#does-it-work"} <= set(pages["lessons/01_muon.html"].links)
+    for name, parts in (("style.css", ("chart.css", "style.css", "figures/style.css")),
+                        ("site.js", ("site.js", "figures/touch.js"))):
+        assert (five / name).read_text("utf-8") == "".join(
+            (REPOSITORY / "site" / part).read_text("utf-8") for part in parts)
+    assert (five / ".built.lock").exists(), "so that two builds do not mix"
+    assert "<summary>Set-up code</summary>" in lesson and 'id="cell-id' not in lesson
+    assert "<pre>" not in lesson and '<div class="model"' in lesson
     figures = {path for path, page in pages.items() if "../figures/newton_schulz.js" in page.loads}
     assert figures == {"speedrun/muon.html", "lessons/01_muon.html"}
 
@@ -146,6 +164,10 @@ def test_a_milestones_page_says_what_its_folder_says(five):
     for name in ("newton_schulz", "Muon"):  # its blocks, and the way to their lives
         assert f"../blocks/{name}.html#v01" in page.links
     assert {"rotary.html", "modern_arch.html", "muon-script.html"} <= set(page.links)
+    for tag in (("link", {"rel": "prev", "href": "rotary.html"}),
+                ("link", {"rel": "next", "href": "modern_arch.html"}),
+                ("meta", {"name": "description", "content": m.idea})):
+        assert tag in page.tags
     assert "../lessons/01_muon.html" in page.links and "; dashed: 00b." in page.text
 
 
@@ -154,6 +176,31 @@ def test_a_model_is_drawn_where_it_changes(five):
     assert ["heads of 64; all of a head" in page for page in pages] == [True, False]
     assert "var(--accent)" in pages[0] and 'href="baseline.html">00</a>' in pages[0]
     assert compared_with(load_manifest(), load_manifest().get("03b")).id == "03a"
+
+
+def test_each_picture_is_its_milestone_s(monkeypatch):
+    """Processes draw several each; here they are threads, and their pictures are texts."""
+    def model_svg(_, id, base):
+        return f"{id} {base}".encode()
+
+    monkeypatch.setattr("speedrun.anatomy.picture.model_svg", model_svg)
+    monkeypatch.setattr("speedrun.anatomy.picture.removed", lambda _, id, base: [f"{base}-{id}"])
+    monkeypatch.setattr("speedrun.site.models.ProcessPoolExecutor",
+                        lambda workers, *_: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    manifest = load_manifest()
+    for count in 2, 13:
+        some = [m for m in manifest.milestones if has_picture(m)][:count]
+        bases = [compared_with(manifest, m) for m in some]
+        end = manifest.milestones.index(some[-1]) + 1
+        with drawn(manifest, manifest.milestones[:end]) as found:
+            assert {m.id: picture() for m, picture in found.items()} == {
+                m.id: (f"{m.id} {a.id if a else ()}", [f"{a and a.id}-{m.id}"] * bool(a))
+                for m, a in zip(some, bases, strict=True)}
+    assert in_page('<rect height="100%" fill="white"/><path d="M1.239  2.5" fill="#d55e00"/>'
+                   '<text x="1.239" transform="rotate(-0 1 2)">1.239</text>') == (
+        '<rect height="100%" fill="none"/><path d="M1.23 2.5" fill="var(--accent)"/>'
+        '<text x="1.23">1.239</text>')
 
 
 def test_every_line_of_a_script_can_be_linked_to(five):
@@ -176,6 +223,14 @@ def test_the_curve_leads_to_each_milestone_of_a_record(five):
                  if m.record and m.record.number == number]
         stations = [m for m in alike if m.is_station] or [last]
         assert f"speedrun/{stations[-1].slug}.html" in page.links
+    assert page.links[:7] == ["#main", "index.html", "speedrun/index.html", "lessons/index.html",
+                              "run.html", "reference.html", "reference.html"]
+    text, records = " ".join(page.text.split()), load_records()
+    for words in ("Speedrun Lessons Run Reference Search",
+                  f"In May 2024 it took 45 minutes on eight H100 GPUs. In July 2026 record"
+                  f" #{records[-1].number} took {records[-1].minutes:g}.",
+                  f"{len(load_manifest().of_chain().milestones)} scripts retell its first"):
+        assert words in text
 
 
 # ---- a small repository, with all that is unusual
@@ -210,7 +265,7 @@ def small(tmp_path_factory):
     (history / "race/01_evil/why.md").write_text(
         f"Because {EVIL}.\n\n![Two bars {EVIL}](why.svg)\n", "utf-8")
     (history / "race/01_evil/why.svg").write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 300 120"/>', "utf-8")
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="-5 0.5 300.4 119.6"/>', "utf-8")
     (history / "threads.toml").write_text(
         f'[[thread]]\nname = "t"\ntitle = "Thread {EVIL}"\nabout = "{EVIL}"\n'
         'number = "parameters"\n'
@@ -267,6 +322,35 @@ def test_a_small_repository_has_a_whole_site(small, tmp_path, monkeypatch):
     assert not (tmp_path / "b" / "blocks").exists()
 
 
+def test_pages_have_titles_descriptions_and_neighbours(small):
+    made = [*Site(small).pages()]
+    names = {"race": ("00_start", "01_evil"), "more": ("z0_one", "z1_two")}
+    assert [(page.path, page.title, page.about) for page in made] == [
+        ("index.html", "Fast training, step by step",
+         "The NanoGPT speedrun retold as scripts that differ by one idea each"),
+        *(row for chain, some in names.items() for row in (
+            (f"{chain}/index.html", chain.capitalize(), f"All milestones of the {chain}"),
+            *(row for name in some for id, _, slug in [name.partition("_")] for row in (
+                (f"{chain}/{slug}.html", f"{id} Title {EVIL}", f"Idea {EVIL}"),
+                (f"{chain}/{slug}-script.html", f"{id} Title {EVIL}: every line",
+                 f"Each line of {name} and the milestone that it is from"))))),
+        ("blocks/main-guard.html", "The life of main guard", "2 versions of main guard"),
+        ("blocks/x.html", "The life of x", "2 versions of x"),
+        ("blocks/index.html", "Blocks", "All blocks that have more than one version"),
+        ("threads/t.html", f"Thread {EVIL}", f"A thread: Thread {EVIL}, step by step"),
+        ("run.html", "Run", "GPUs, memory, data, and the command of each milestone"),
+        ("reference.html", "Reference",
+         "Tables of everything, ideas that run through many milestones, commands"),
+        ("records.html", "All records", f"The {len(load_records())} records of the speedrun"),
+        ("hyperparameters.html", "Hyperparameters",
+         "Every hyperparameter and its values through the chain"),
+        ("lessons/index.html", "Lessons", "Notebooks that take the milestones apart")]
+    around = {page.path: [it and it.path for it in (page.previous, page.next)] for page in made}
+    assert {path: both for path, both in around.items() if any(both)} == {
+        "race/start.html": [None, "race/evil.html"], "race/evil.html": ["race/start.html", None],
+        "more/one.html": [None, "more/two.html"], "more/two.html": ["more/one.html", None]}
+
+
 def test_pages_of_before_a_killed_build_are_not_forgotten(tmp_path, monkeypatch):
     def killed(path, content, **options):
         if path.suffix == ".html":
@@ -277,10 +361,11 @@ def test_pages_of_before_a_killed_build_are_not_forgotten(tmp_path, monkeypatch)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("speedrun.site.build.replace_file", killed)
         _replace_site(tmp_path, {"b.html": b""})
-    (tmp_path / ".b.html.12345678.tmp").touch()
-    _replace_site(tmp_path, {"c.html": b""})
-    assert {path.name for path in tmp_path.iterdir()} - {".built"} == {"c.html"}
-    with pytest.raises(UserError, match=r"c.html.d.html cannot be written: "):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / ".b.html.12345678.tmp").touch()
+    _replace_site(tmp_path, {"c.html": b"", "d/e.html": b""})
+    assert {path.name for path in tmp_path.rglob("*")} - {".built"} == {"c.html", "d", "e.html"}
+    with pytest.raises(UserError, match=r"c.html.d.html cannot be written: [A-Z][\w ]+$"):
         _replace_site(tmp_path, {"c.html/d.html": b""})
 
 
@@ -306,13 +391,17 @@ def test_a_folder_with_something_else_is_left_alone(small, tmp_path):
 
 
 def test_the_command_counts_pages(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("speedrun.site.build.build", lambda out: ["a.html", "b/c.html", "html.js"])
-    monkeypatch.setattr(sys, "argv", ["make_site.py", "--out", str(tmp_path)])
-    assert make_site.main() == 0
-    assert capsys.readouterr().out == f"2 pages in 0 s: open {tmp_path}/index.html\n"
+    built = []
+    monkeypatch.setattr("speedrun.site.build.build", lambda out: built.append(out) or [
+        "a.html", "b/c.html", "html.js", "html"])
+    for more, out in (["--out", str(tmp_path)], tmp_path), ([], REPOSITORY / "build" / "site"):
+        monkeypatch.setattr(sys, "argv", ["make_site.py", *more])
+        assert make_site.main() == 0 and built.pop() == out
+        assert capsys.readouterr().out == f"2 pages in 0 s: open {short(out)}/index.html\n"
 
 
 def test_a_build_that_fails_leaves_the_site_that_was_there(small, tmp_path, monkeypatch):
+    (tmp_path / ".built.lock").touch()  # of a build that was killed before its first file
     build(tmp_path, small, only=["index.html", "records.html"])
     before = contents(tmp_path)
     with monkeypatch.context() as patch:
@@ -331,12 +420,99 @@ def test_blocks_that_differ_in_case_alone_have_two_pages(small):
     paths = [path.lower() for path in site.block_paths.values()]
     assert len(set(paths)) == len(paths) == 5
     assert all(re.fullmatch(r"blocks/[\w-]+\.html", path) for path in paths)
+    site.lives |= {"muon": [*range(MOST)], "a b": [*range(2 * MOST + 1)]}
+    assert [len(versions) for _, versions in site.parts("muon")] == [MOST]
+    assert [(path.partition(".")[2], len(versions)) for path, versions in site.parts("a b")] == [
+        ("html", 11), ("2.html", 11), ("3.html", 11)]  # evenly
+    ids = dict(c="a2", d="b1", e="b3", f="b7")
+    assert span_of([SimpleNamespace(milestone=SimpleNamespace(chain=id[0], id=id))
+                    for id in ids.values()]) == "a2, b1 to b7"
 
 
 def test_a_hyperparameter_is_listed_where_its_value_changes():
-    _, values = Site(REPOSITORY)._hyperparameters()["entries"]["muon_lr"]
-    assert [m.id for m, _ in values[:2]] == ["01", "03a"]
-    assert all(value == read_fields(m.script)["muon_lr"].written for m, value in values[:2])
+    _, values = Site(REPOSITORY)._hyperparameters()["entries"]["adam_lr"]
+    assert [(m.id, value) for m, value in values] == [
+        ("00", "1.5e-3"), ("00b", "1.8e-3"), ("01", None), ("e0", "3e-4"), ("p0", "6e-4")]
+
+
+def test_pages_are_given_what_they_show(monkeypatch):
+    site, get = Site(REPOSITORY), load_manifest().get
+    assert [(chain, some[0].stem, some[-1].stem) for chain, some in site.lesson_groups] == [
+        ("", "start_here", "start_here"), ("prelude", "p0_vanilla", "p4_fused_adamw"),
+        ("speedrun", "00_baseline", "14_sublayer_scalars"),
+        ("encore", "e0_answers_only", "e0a_recompute"), ("", "muon_at_home", "muon_at_home")]
+    _, intro, [_, (*lesson, covered, minutes)] = site._lessons()["groups"][1]
+    assert intro == "The speedrun starts where a good training loop already stands."
+    assert (*lesson, [m.id for m in covered][::10], minutes) == (
+        "p4 · The step after the backward pass", "lessons/p4_fused_adamw.html", ["p4", "p6d"], 35)
+    assert [(r.number, [m.id for m in some]) for r, some in site._covering()[:7]] == [
+        (1, ["00"]), (2, ["00a", "00b"]), (3, ["01"]), (4, ["01"]), (5, ["02"]), (6, ["03"]),
+        (7, [])]
+    found = site._chain("encore")
+    assert (found["others"], found["raced"]) == (["speedrun", "prelude"], False)
+    assert site._chain("speedrun")["raced"] and found["intro"].startswith("The speedrun ends with")
+    found = site._reference()
+    assert [title for title, *_ in found["tables"]] == [
+        "Blocks", "All records", "What saved most", "On your laptop", "Predicted and measured",
+        *(title for _, title, _ in TEXTS.values()), "Hyperparameters"]
+    assert found["tables"][1][1:] == ("records.html", "The 89 records of the speedrun")
+    assert ("sweep", "Try each learning rate of a milestone at half and at twice its value of the"
+            " tiny scale.") == found["commands"][-1]
+    thread, path, milestones = found["threads"][0]
+    assert (path, [m.id for m in milestones]) == ("threads/cap.html", ["03d", "05g", "11c", "13d"])
+    rows = {m.id: (chain, shards, stored and f"{stored.peak / 1e9:.0f}")
+            for chain, some in site._run()["rows"] for m, shards, stored in some}
+    assert [rows.get(id) for id in ("01", "00a", "p0", "e0")] == [
+        ("speedrun", 33, "43"), ("speedrun", 65, None), ("prelude", 101, "32"), None]
+    assert [(chain, len(both)) for chain, both in site._laptop()["charts"]] == [
+        ("speedrun", 2), ("prelude", 2)]
+    found = site._start()
+    assert found["intros"]["prelude"] == f"{intro} The prelude builds that loop."
+    assert found["one_gpu"].startswith("Public logs of August 2026, of")
+    assert len(re.findall(r"\.(?:\s|$)", found["one_gpu"])) == 2
+    assert [m.id for m in found["stations"]] == [f"{i:02}" for i in range(len(found["stations"]))]
+    m = get("04")
+    found, script = site._milestone(m, 3), m.script.read_text("utf-8")
+    assert {name: found[name] for name in (
+        "number", "count", "laptop", "laptop_before", "lines", "in_model")} == {
+        "number": 3, "count": len(site.chains["speedrun"]), "lines": script.count("\n"),
+        "laptop": site.laptop_losses[m.slug], "in_model": ["GPT"],
+        "laptop_before": site.laptop_losses[get(m.parent).slug]}
+    assert (found["parent"].id, found["drawn"].id) == ("03e", "03e")
+    assert ("skips", "threads/skips.html") in [(t.name, path) for t, path in found["threads"]]
+    assert len(site._milestone(get("03b"), 1)["outside"]) == len(site.outside.of("03b"))
+    lives = site.lives
+    assert [*lives] == sorted(lives, key=str.lower) and "Muon" in lives and "card" not in lives
+    assert not [name for name in lives if name in FREE or name.startswith("heading: ")]
+    assert not [v for some in lives.values() for v in some if "moved" in v.change.words or (
+        v.change.old and v.change.new and v.change.old.text == v.change.new.text)]
+    pages = {page.path: page.what for page in site.pages()}
+    assert pages[site.script_of(m)]()["blocks"] == [*split_blocks(script)[1:]]
+    heirs = {s.block: [(m.id, s.by)] for m in site.manifest.milestones for s in m.succession
+             if s.block in lives and s.by in lives}
+    assert heirs and heirs == {
+        name: [(m.id, by) for m, by in pages[path]()["successors"]]
+        for name, path in site.block_paths.items() if pages[path]()["successors"]}
+    monkeypatch.setattr("speedrun.site.pages.code_hash", lambda script: "another")
+    assert Site(REPOSITORY).predictions == {}
+
+
+@pytest.mark.parametrize("id, base, figures", [
+    ("04", "03e", [
+        ("minutes", "7.8", "7.2", -0.077, "−0.6"), ("steps", "3,242", "3,000", -0.075, "−242"),
+        ("tokens", "1,699,741,696", "1,572,864,000", -0.075, "−126,877,696"),
+        ("milliseconds per step", "144.7", "145.0", 0.002, "+0.3"),
+        ("validation loss", "3.2781", "3.2753", -0.001, "−0.0028"),
+        ("parameters", "162,201,636", "162,201,642", 0.0, "+6")]),
+    ("05a", "05", [("peak memory, MiB, predicted", "32,237", "—", None, "")]),
+    ("10", "09", [("parameters", "268,665,628", "268,665,628", 0.0, "±0")]),
+    ("13d", "13c", [("peak memory, MiB", "30,704", "29,148", None, "−1,556")])])
+def test_figures_are_compared_where_they_can_be(id, base, figures):
+    site = Site(REPOSITORY)
+    found = site._milestone(site.manifest.get(id), 1)
+    assert found["base"].id == base
+    assert [(f.name, f.before, f.now, f.change and round(f.change, 3), f.difference)
+            for f in found["figures"] if f.name in [figure[0] for figure in figures]] == figures
 
 
 def test_a_long_life_is_several_pages(tmp_path):
@@ -369,10 +545,23 @@ def test_a_section_of_two_tables_comes_once():
     ("lessons", "../history/README.md#what-saved-most", "../saved.html"),
     ("lessons", "../history/README.md#elsewhere", "../speedrun/index.html"),
     ("history", "speedrun/01_muon/train_gpt.py", "../speedrun/muon-script.html"),
-    ("history", "speedrun/01_muon/why.py", None),
+    ("history", "speedrun/01_muon/why.py", None), ("lessons", "02_gone.ipynb", None),
+    ("history/speedrun", "01_muon/", "../speedrun/muon.html"),
+    ("history", "../lessons/01_muon.ipynb#why", "../lessons/01_muon.html"),
+    ("lessons", "README.md", "../lessons/index.html"), ("", "README.md", "../index.html"),
+    ("", "history#on-your-laptop", "../laptop.html"),
+    ("history", "prelude", "../prelude/index.html"),
+    ("history", "encore/README.md#here", "../encore/index.html"),
+    ("lessons", "carries_over.md#muon", "../outside.html#muon"),
+    ("history", "after.md", "../after.html"), ("history", "https://a.b/c", "https://a.b/c"),
+    ("history", "//a.b", "//a.b"), ("lessons", "#all-records", "#all-records"),
 ])
 def test_a_link_between_files_is_one_between_pages(folder, link, address):
     assert Site(REPOSITORY).target(folder, "a/page.html")(link) == address
+
+
+def test_the_root_of_the_site_is_a_folder():
+    assert [Site.relative("", page) for page in ("index.html", "a/b.html")] == ["./", "../"]
 
 
 def test_ids_below_the_ladder_do_not_touch():
@@ -409,10 +598,13 @@ def test_a_curve_and_the_goal_are_inside_the_picture():
 def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
     """What somebody else's notebook holds must not run in a reader's browser."""
     head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    still = f'{head}><a href="b/a.py"><rect id="r"/></a><use xlink:href="#r"/></svg>'
+    still = (f'{head}><a href="b/a.py"><rect id="r"/></a><use xlink:href="#r"/>'
+             '<a href="c/d:e"><image href="data:image/png;base64,"/></a></svg>')
     active = [f'{head} onload="EVIL"/>', f"{head}><script>EVIL</script></svg>",
               f"{head}><EVIL</svg>",
               f'{head}><a xlink:href="javascript:EVIL"/></svg>',
+              f"{head}><IFRAME>EVIL</IFRAME></svg>",
+              f'{head}><a href="data:text/html,EVIL"/></svg>', f'{head} ONLOAD="EVIL"/>',
               f"{head}><foreignObject>EVIL</foreignObject></svg>"]
     outputs = [{"image/svg+xml": svg} for svg in (still, still, *active)]
     outputs += [{"image/png": "SUhEUgAAAAMAAAAC"}]  # the part that has its size, 3 x 2
@@ -421,18 +613,20 @@ def test_outputs_of_notebooks_are_text_and_pictures(tmp_path):
                 {"text/markdown": "<script>EVIL</script>"}]
     notebook = nbformat.v4.new_notebook(cells=[
         nbformat.v4.new_raw_cell("<script>EVIL</script>", metadata={"raw_mimetype": "text/html"}),
-        nbformat.v4.new_markdown_cell("# Title"),
+        nbformat.v4.new_markdown_cell("# Title\n\n## Below"),
         nbformat.v4.new_code_cell("1", outputs=[
             nbformat.v4.new_output("display_data", data=data) for data in outputs])])
     nbformat.write(notebook, tmp_path / "a.ipynb")
     lesson = make_lesson(tmp_path / "a.ipynb", str)
     page, (name, data), = lesson.html, *lesson.pictures.items()
     assert data == b"IHDR\0\0\0\3\0\0\0\2"
-    assert (f'<img src="a_files/{name}" alt="A picture of: Title" width="3" height="2"') in page
+    assert (f'<img src="a_files/{name}" alt="A picture of: Below" width="3" height="2"') in page
     assert '<rect id="r"/></a><use xlink:href="#r"/>' in page and "plain" in page
     assert 'href="../history/b"' in page  # a picture of the history leads to its milestones
     assert '<rect id="o1-r"/></a><use xlink:href="#o1-r"/>' in page  # ids are a page's own
-    assert not re.search(r"<(script|foreignobject|b>|EVIL)|<[^>]*(onload|javascript:)", page, re.I)
+    assert not re.search(r"<(script|foreignobject|iframe|b>|EVIL)|"
+                         r"<[^>]*(onload|javascript:|data:text)", page, re.I)
+    assert _with_pages('<a href="b/a.py"><rect/></a>', lambda link: None) == "<rect/>"
     assert page.count("EVIL") == len(active) + 2  # as text
 
 
@@ -440,16 +634,34 @@ def test_markdown_becomes_html():
     def target(link):
         return {"a.md": "a.html"}.get(link)
 
-    assert 'href="a.html"' in make_html("[x](a.md)", target)
-    assert make_html("[x](gone.md)", target) == "<p>x</p>\n"
-    assert "<math" in make_html("Take $x^2$.", target)
-    assert "&lt;b&gt;" in make_html("<b>", target)
-    formula = make_html("so\n$$a = b\n+ c\n= d$$\n\nthen", target)
-    assert formula.count("<math") == 1 and "$" not in formula and "<ul>" not in formula
-    table = "| a | b | c |\n| --- | ---: | --- |\n| 1 | not measured | — |\n| 2 | — | 3 |\n"
+    for text, found in (
+            ("[x](a.md)", '<p><a href="a.html">x</a></p>\n'), ("[x](gone.md)", "<p>x</p>\n"),
+            ("<b>", "<p>&lt;b&gt;</p>\n"), ("![x](a.png)", "<p></p>\n"),
+            ("# A\n\n## The `x-y` *Z*?\n",
+             '<h1>A</h1>\n<h2 id="the-x-y-z">The <code>x-y</code> <em>Z</em>?</h2>\n'),
+            ("```\nif\n```", '<pre tabindex="0"><code>if</code></pre>\n'),
+            ("```python\nif\n```",
+             '<pre tabindex="0"><code><span class="k">if</span></code></pre>\n'),
+            ("<!-- begin a-b -->\n| | |\n| --- | ---: |\n| 2025-01 | 3 |\n<!-- end a-b -->\n",
+             '<div class="scroll" tabindex="0"><table>\n<tbody>\n<tr>\n'
+             '  <td class="value">2025-01</td>\n  <td style="text-align:right">3</td>\n'
+             "</tr>\n</tbody>\n</table></div>\n")):
+        assert make_html(text, target) == found
+    assert make_html("[x](javascript:a)", str) == '<p><a href="#harmful-link">x</a></p>\n'
+    inline, formula = (make_html(text, target) for text in (
+        "Take $x^2$.", "so\n$$a = b\n+ c\n= d$$\n\nthen"))
+    assert inline.startswith("<p>Take <math") and 'display="inline"' in inline
+    assert formula.count('<span class="formula" tabindex="0"><math') == 1
+    assert "$" not in formula and "<ul>" not in formula and 'display="block"' in formula
+    table = ("| a | b | c |\n| --- | ---: | --- |\n| 1 | not measured | — |\n| 2 | — | 3 |\n"
+             "| 3 | | 5 |\n")
     assert without_unmeasured(f"x\n\n{table}") == (
-        "x\n\n| a | c |\n| --- | --- |\n| 1 | — |\n| 2 | 3 |\n")
+        "x\n\n| a | c |\n| --- | --- |\n| 1 | — |\n| 2 | 3 |\n| 3 | 5 |\n")
     assert without_unmeasured(table.replace("| — | 3", "| 4 | 3")).count("| 4 |") == 1
+    uneven = "| a \\| b | c |\n| --- | --- |\n| not measured | 1 |\n"
+    assert without_unmeasured(uneven) == "| c |\n| --- |\n| 1 |\n"
+    uneven += "| — |\n"
+    assert without_unmeasured(uneven) == uneven
     dashes = "| a | b |\n| --- | --- |\n| 1 | — |\n"  # nothing in it was to be measured
     assert without_unmeasured(dashes) == dashes
     assert section_at("# A\n\nx\n", "b") == ""
@@ -460,7 +672,8 @@ def test_markdown_becomes_html():
             make_html(f"${formula}$", target)
     for command in ("text", "mbox", "textbf"):
         assert "&lt;script&gt;a&amp;b</mtext>" in make_html(rf"$\{command}{{<script>a&b}}$", target)
-    text = "# A\n\nfirst\n\n## B\n\nwhy\n\n<!-- begin t -->\n| x |\n<!-- end t -->\n\nend\n\n## C\n"
+    text = ("# A\n\nfirst\n\n## B\n\nwhy\n\n<!-- begin t -->\n| x |\n<!-- end t -->\n\n"
+            "### D\n\nend\n\n## C\n")
     assert section(text, "t")[0] == "B" and section(text, "t")[1].strip().startswith("why")
     assert section(text, "t")[1].endswith("end\n\n")
     assert section(text, "t", False)[1].split("\n\n") == ["why", "<!-- begin t -->\n| x |\n"]
@@ -501,6 +714,20 @@ def test_a_thread_shows_its_own_passages():
     manifest = load_manifest()
     cap = next(t for t in load_threads(manifest) if t.name == "cap")
     second = shown_steps(manifest, cap)[1]
+    assert [(s.number, round(s.share, 3), s.gain) for s in shown_steps(manifest, cap)] == [
+        (number, share, own_gain(manifest, manifest.get(step.milestone))) for number, share, step in
+        zip(("30", "15", "23.0", "23.0"), (1, 0.5, 0.767, 0.767), cap.step, strict=True)]
+    for thread in load_threads(manifest):
+        shown = shown_steps(manifest, thread)
+        assert [[(c.name, why) for c, why in s.changes] for s in shown] == [
+            [(name, whys(s.milestone).get(name)) for name in step.blocks]
+            for s, step in zip(shown, thread.step, strict=True)]
+        if thread.number == "tokens_per_step":
+            sizes = [s.milestone.tokens_per_step or 0 for s in shown]
+            assert [s.share for s in shown] == pytest.approx([n / max(sizes) for n in sizes])
+    rows = [Row(SAME, line, line) for line in [Line(1, "y")] * 9]
+    rows[4:4] = [Row(REMOVED, Line(1, "x = 1"), None)]
+    assert passages_with(rows, replace(cap.step[0], only=("x =",))) == tuple(rows[2:7])
     (change, why), = second.changes
     assert second.share == 0.5 and why.startswith("The tanh bends logits")
     text = "\n".join(row.new.text for row in change.rows if row.new)
@@ -518,8 +745,9 @@ def test_a_claim_is_what_its_cell_printed(tmp_path):
                nb.new_output("execute_result", data={"text/plain": "1.3\n"}),
                nb.new_output("display_data", data={"image/svg+xml": "<svg/>"}),
                nb.new_output("display_data", data={"image/png": "AAAA"})]
-    cells = [nb.new_code_cell("x", outputs=outputs, metadata={"tags": [tag]})
-             for tag in ("claim", "claim:05b", "other")]
+    cells = [nb.new_code_cell("x", outputs=some, metadata={"tags": [tag]}) for tag, some in (
+        ("claim", outputs), ("claim:05b", outputs), ("claim", []), ("other", outputs),
+        ("claim:05d", outputs[-1:]))]
     path = tmp_path / "05_flex.ipynb"
     nbformat.write(nb.new_notebook(cells=cells), path)
     own, = claims_of(path, "05", True)
@@ -527,6 +755,21 @@ def test_a_claim_is_what_its_cell_printed(tmp_path):
         "Muon: 1.2\n1.3", ["<svg/>"], {"lessons/05_flex_files/0_4.png": b"\0\0\0"})
     assert lesson_title(path) == "05_flex"  # it has no heading
     assert [len(claims_of(path, id, False)) for id in ("05", "05b", "05c")] == [0, 1, 0]
+    picture, = claims_of(path, "05d", False)
+    assert (picture.text, picture.images) == ("", ["lessons/05_flex_files/4_0.png"])
+
+
+def test_a_notebook_has_a_title_headings_and_minutes(tmp_path):
+    nb = nbformat.v4
+    cells = [nb.new_code_cell("x x x x x\n" * 149),
+             nb.new_markdown_cell("# A `b` \n\n" + "word " * 700), nb.new_raw_cell("word " * 900),
+             nb.new_markdown_cell("## C\n\n```\n## no\n```\n\n### D")]
+    nbformat.write(nb.new_notebook(cells=cells), tmp_path / "a.ipynb")
+    nbformat.write(nb.new_notebook(cells=cells[:1]), tmp_path / "b.ipynb")
+    assert lesson_title(tmp_path / "a.ipynb") == "A `b`"
+    assert lesson_headings(tmp_path / "a.ipynb") == ["C", "D"]
+    nbformat.write(nb.new_notebook(cells=cells[2:]), tmp_path / "c.ipynb")
+    assert [lesson_minutes(tmp_path / f"{x}.ipynb") for x in "abc"] == [15, 10, 5]  # 14.6, 7.5, 0.1
 
 
 def test_the_index_finds_what_people_type(five):
@@ -536,7 +779,48 @@ def test_the_index_finds_what_people_type(five):
     assert kinds == {"milestone", "page", "thread", "command", "script", "block", "hyperparameter",
                      "lesson", "record", "person", "section"}
     assert index[0][1] == "milestone" and {len(entry) for entry in index} == {5}
-    known = known_paths(Site(REPOSITORY))
+    site = Site(REPOSITORY)
+    firsts = {kind: entry for *entry, kind in ((name, *rest, kind) for name, kind, *rest in
+                                               reversed(index))}
+    first, cap = site.manifest.milestones[0], site.threads[0]
+    *thread, words = firsts.pop("thread")
+    assert thread == [cap.title, "03d → 05g → 11c → 13d", "threads/cap.html"]
+    assert BEST not in words and words.startswith(f"evolution history idea {cap.about} softcap")
+    assert words.endswith(" ".join(site.manifest.get(step.milestone).title for step in cap.step))
+    second = [entry[-1] for entry in index if "flat then linear" in entry[-1]]
+    assert second[0].startswith("flat then linear changed change diff script @kellerjordan0")
+    assert second[1:] == ["h100 shards vram flat then linear"]
+    assert firsts == {
+        "milestone": [f"00 {first.title}", first.idea, "speedrun/baseline.html",
+                      "baseline changed change diff script @karpathy @kellerjordan0"],
+        "page": ["Blocks", "All blocks that have more than one version", "blocks/index.html",
+                 "functions classes versions"],
+        "command": ["Run 00: GPUs, data, download", first.title, "run.html#run-00",
+                    "h100 shards vram baseline"],
+        "script": ["Lines of 00", first.title, "speedrun/baseline-script.html",
+                   "line origin every"],
+        "block": ["adam_update", f"{len(site.lives['adam_update'])} versions",
+                  "blocks/adam_update.html", ""],
+        "hyperparameter": ["train_files", "Pattern of the training shards.",
+                           "hyperparameters.html#train_files", ""],
+        "lesson": ["Start here", "", "lessons/start_here.html", ""],
+        "record": ["Record #1", "45 minutes, 2024-05-28: llm.c's GPT-2 small, the run to beat",
+                   "records.html#r1", "@karpathy"],
+        "person": ["@karpathy", "record #1", "records.html#r1", ""],
+        "section": ["Guess: did one idea do it?", "Start here",
+                    "lessons/start_here.html#guess-did-one-idea-do-it", ""]}
+    for entry in (["@leloykun", "person", "records #15, #20–#21", "records.html#r15", ""],
+                  ["tools/sweep.py", "command", "Try each learning rate of a milestone at half and"
+                   " at twice its value of the tiny scale.", "reference.html#sweep", ""],
+                  ["One GPU", "section", "Run", "run.html#one-gpu", ""],
+                  ["Where to look for the newest", "section", "After record #89: the race goes on",
+                   "after.html#where-to-look-for-the-newest", ""]):
+        assert entry in index
+    assert not any(path.endswith("#") for *_, path, _ in index)
+    titles = [(REPOSITORY / file).read_text("utf-8").split("\n")[0][2:] for file in TEXTS]
+    assert not [entry for entry in index if entry[0] in titles and entry[1] == "section"]
+    assert _plain("A [b](c) `d` *e*") == "A b d e"
+    known = known_paths(site)
     assert all(path.partition("#")[0] in known for *_, path, _ in index)
     for word, path in (("RoPE", "speedrun/rotary.html"),
                        ("U-net", "speedrun/skip_connections.html"),

@@ -98,9 +98,12 @@ def test_results_and_ends(task):
 
 def test_a_turn_that_does_not_end_is_taken_away(task, monkeypatch):
     monkeypatch.setattr(turns, "TURN_S", 0.3)
-    hangs = "import time\nprint('{\"event\": \"ready\"}', flush=True)\ninput()\ntime.sleep(60)"
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.3)
+    hangs = ("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+             "print('{\"event\": \"ready\"}', flush=True)\ninput()\ntime.sleep(60)")
     found = ends(run([task("hangs", hangs), task("next", f"{TIMED}wait(0.4)  # its turn is over")]))
     assert found["hangs"].reason == "it was not timed within 0.3 s" and found["next"].code == 0
+    assert found["hangs"].code == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("how", ["seconds", "signal", "error"])

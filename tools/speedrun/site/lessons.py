@@ -31,10 +31,8 @@ SETUP = re.compile(r'(celltag_setup[^>]*>\s*)(<div class="input">.*?</pre>(?:\s*
 
 @dataclass(frozen=True)
 class Lesson:
-    """A notebook: its title, its first paragraph, its text as HTML, its pictures {name: PNG}."""
+    """A notebook: its text as HTML, its pictures {name: PNG}."""
 
-    name: str
-    title: str
     html: Markup
     pictures: dict[str, bytes]
 
@@ -135,7 +133,7 @@ def make_lesson(path: Path, target: Callable[[str], str | None]) -> Lesson:
     body = body.replace("<pre>", '<pre tabindex="0">')  # it scrolls, so a keyboard must reach it
     body = SETUP.sub(r'\1<details class="setup"><summary>Set-up code</summary>\2</details>', body)
     body = re.sub(r'<img\s[^>]*?src="([^"]+)"[^>]*>', picture, body)
-    return Lesson(path.stem, lesson_title(path), Markup(_with_links(body)), pictures)
+    return Lesson(Markup(_with_links(body)), pictures)
 
 
 def _with_pages(svg, target):

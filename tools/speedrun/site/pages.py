@@ -451,7 +451,7 @@ class Site:
     def _chain(self, chain):
         manifest = self.manifest.of_chain(chain)
         gains = {m: own_gain(self.manifest, m) for m in manifest.milestones}
-        return {"milestones": manifest.milestones, "gains": gains, "chain": chain,
+        return {"milestones": manifest.milestones, "gains": gains,
                 "others": [name for name in self.chains if name != chain],
                 "has_effects": any(m.effect for m in self.manifest.milestones),
                 "intro": self._intro(chain, f"{chain}/index.html"),
@@ -494,7 +494,6 @@ class Site:
                         if any(step.milestone == m.slug for step in thread.step)],
             "laptop": self.laptop_losses.get(m.slug),
             "laptop_before": parent and self.laptop_losses.get(parent.slug),
-            "predicted": self.predictions.get(m.slug), "shards": self._shards(m),
             "outside": [(idea.name, f"outside.html#{anchor_of(idea)}",
                          make_html(finding_table(idea), str)) for idea in self.outside.of(m.id)],
             "quoted": self._quoted(m) if m.stated or m.claimed else None,
