@@ -46,6 +46,7 @@ from speedrun.history.threads import load_threads, number_of
 from speedrun.site.build import _replace_site, build
 from speedrun.site.interactive import PLACES, figures_of
 from speedrun.site.lessons import (
+    Claim,
     _with_pages,
     claims_of,
     lesson_headings,
@@ -493,6 +494,10 @@ def test_pages_are_given_what_they_show(monkeypatch):
     assert heirs and heirs == {
         name: [(m.id, by) for m, by in pages[path]()["successors"]]
         for name, path in site.block_paths.items() if pages[path]()["successors"]}
+    monkeypatch.setattr("speedrun.site.pages.claims_of", lambda path, id, is_own: [
+        Claim(f"{path.stem} {id} {is_own}", [], [], {"a.png": b"x"})])
+    assert [site._claims(get(id))[0].text for id in ("01", "03b")] == [
+        "01_muon 01 True", "04_skip_connections 03b False"] and site.files["a.png"] == b"x"
     monkeypatch.setattr("speedrun.site.pages.code_hash", lambda script: "another")
     assert Site(REPOSITORY).predictions == {}
 
@@ -506,6 +511,7 @@ def test_pages_are_given_what_they_show(monkeypatch):
         ("parameters", "162,201,636", "162,201,642", 0.0, "+6")]),
     ("05a", "05", [("peak memory, MiB, predicted", "32,237", "—", None, "")]),
     ("10", "09", [("parameters", "268,665,628", "268,665,628", 0.0, "±0")]),
+    ("12c", "12a", [("minutes", "1.82", "1.781", -0.021, "−0.039")]),
     ("13d", "13c", [("peak memory, MiB", "30,704", "29,148", None, "−1,556")])])
 def test_figures_are_compared_where_they_can_be(id, base, figures):
     site = Site(REPOSITORY)
@@ -535,7 +541,9 @@ def test_a_long_life_is_several_pages(tmp_path):
 def test_a_section_of_two_tables_comes_once():
     site = Site(REPOSITORY)
     titles, anchors, _ = zip(*site._predicted()["sections"], strict=True)
-    assert "Encore: Fine-tuning" in titles and len(set(titles)) == len(titles)
+    assert titles[0] == "Compared with the public script"
+    assert {"Encore: Fine-tuning", "Official, predicted, measured"} < {*titles}
+    assert len(set(titles)) == len(titles)
     quoted = [site._quoted(m) for m in site.manifest.milestones if m.stated or m.claimed]
     assert len(set(quoted)) == 2 and set(quoted) <= set(anchors)
 
