@@ -587,6 +587,9 @@ def test_a_first_check_of_what_has_no_clear_blocks_lists_nothing(text, script, a
     learner, out = learner_of(script)
     assert not commands.check_once(learner, MANIFEST.get("01"), 1)
     assert "On the way" not in out.getvalue()
+    script.write_text("\ufeff# as some editors save\n", encoding="utf-8")
+    commands.check_once(learner, MANIFEST.get("02"), 1)
+    assert "On the way to 02_modern_arch:\n  to write: " in out.getvalue()
 
 
 def test_a_check_is_shown_by_its_parts(script, answers, monkeypatch):

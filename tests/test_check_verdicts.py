@@ -148,29 +148,30 @@ def test_a_mixed_script_has_both_imports_and_the_learners_new_fields():
     milestone = ('"""card"""\nimport math\n\n\nclass Hyperparameters:\n    a: int = 1\n\n\n'
                  "def f():\n    return 1\n\n\ndef g():\n    return f()\n\n\n"
                  'if __name__ == "__main__":\n    f()\n')
-    learner = ('"""mine"""\nfrom __future__ import annotations\nimport json\n\n\n'
-               "class Hyperparameters:\n    a: int = 3\n    b: int = 4\n    c: str\n\n\n"
-               "def g():\n    return 5\n\n\nprint(1)\n")
+    learner = ('"""mine"""\nfrom __future__ import annotations\nimport json\n\n\nSIZE = 4\n\n\n'
+               "class Hyperparameters:\n    a: int = 3\n    b: int = SIZE\n    c: str\n"
+               "    d: int = 5\n\n\ndef g():\n    return 5\n\n\nprint(1)\n")
     mixture = Mixture(milestone, learner)
     assert mixture.candidates() == ["imports", "Hyperparameters", "g", "print(1)"]
     assert (mixture.lacking(), mixture.span("g"), mixture.span("print(1)")) == (
-        ["f"], "lines 12-13", "line 16")
-    assert [mixture.block_at(line) for line in (1, 5, 12, 13, 14, 16, 17)] == [
+        ["f"], "lines 16-17", "line 20")
+    assert [mixture.block_at(line) for line in (1, 5, 16, 17, 18, 20, 21)] == [
         "card", "", "g", "g", "", "print(1)", ""]
     text, origin = mixture.script(["g"])
     assert [(*where, line) for where, line in zip(origin, text.split("\n"), strict=False)
             if line.strip()] == [
         ("milestone", 1, '"""card"""'), ("milestone", 2, "import math"), ("learner", 0, "try:"),
-        ("learner", 2, "    import json"), ("learner", 3, "    pass"),
-        ("learner", 4, "except Exception:"), ("learner", 5, "    pass"),
-        ("milestone", 5, "class Hyperparameters:"), ("milestone", 6, "    a: int = 1"),
-        ("learner", 0, "    b: int = 4"), ("milestone", 9, "def f():"),
-        ("milestone", 10, "    return 1"), ("learner", 12, "def g():"),
-        ("learner", 13, "    return 5"), ("milestone", 17, 'if __name__ == "__main__":'),
+        ("learner", 0, "    import json"), ("learner", 0, "    pass"),
+        ("learner", 0, "except Exception:"), ("learner", 0, "    pass"),
+        ("learner", 6, "SIZE = 4"), ("milestone", 5, "class Hyperparameters:"),
+        ("milestone", 6, "    a: int = 1"), ("learner", 0, "    b: int = SIZE"),
+        ("learner", 0, "    d: int = 5"), ("milestone", 9, "def f():"),
+        ("milestone", 10, "    return 1"), ("learner", 16, "def g():"),
+        ("learner", 17, "    return 5"), ("milestone", 17, 'if __name__ == "__main__":'),
         ("milestone", 18, "    f()")]
     whole = mixture.script(mixture.candidates())[0]
     exec(whole, names := {"__name__": "x"})
-    assert "json" in names and "    a: int = 3\n    b: int = 4\n    c: str\n" in whole
+    assert "json" in names and "    a: int = 3\n    b: int = SIZE\n    c: str\n" in whole
     assert "print(1)" in whole and '"""mine"""' not in whole
 
 
