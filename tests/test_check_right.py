@@ -305,58 +305,47 @@ def test_the_longest_document_of_the_long_rows_comes_first():
     assert begins.min() >= 4 * LONGER - 1, "after half a row, or a number of starts is used up"
 
 
-@pytest.mark.parametrize("window, means", [
-    ((-1, -1), [0.5, 0.5, 3.5, 3.5, 3.5, 3.5]), ((1, 0), [0, 0.5, 2, 2.5, 3.5, 4.5]),
-    ((0, 1), [0.5, 1, 2.5, 3.5, 4.5, 5]), ((2, 0), [0, 0.5, 2, 2.5, 3, 4])])
-def test_attention_in_packs_sees_a_window_of_a_document(window, means):
+@pytest.mark.parametrize("window, longest, read", [
+    ((-1, -1), (4, 4), [0.5, 0.5, 3.5, 3.5, 3.5, 3.5, 0]),
+    ((1, 0), (4, 4), [0, 0.5, 2, 2.5, 3.5, 4.5, 0]),
+    ((0, 1), (4, 4), [0.5, 1, 2.5, 3.5, 4.5, 5, 0]),
+    ((2, 0), (3, 4), [0, 0.5, 2, 2.5, 3, 0, 0]), ((2, 0), (4, 3), [0, 0.5, 2, 2.5, 3, 0, 0])])
+def test_attention_in_packs_reads_a_window_of_a_document(window, longest, read):
     import torch
 
     from speedrun.check.kernels import varlen_attn
 
-    starts, v = torch.tensor([0, 2, 6], dtype=torch.int32), torch.arange(6.0).view(6, 1, 1)
-    read = varlen_attn(0 * v, 0 * v, v, starts, starts, 4, 4, window_size=window)
-    assert read.flatten().tolist() == pytest.approx(means)
-    k = torch.tensor([0, 3.0]).sqrt().log().nan_to_num(neginf=0).view(2, 1, 1)
-    read = varlen_attn(k**0, k, v[:2], starts[:2], starts[:2], 2, 2, scale=2.0)
-    assert read.flatten().tolist() == pytest.approx([0.75, 0.75])
+    starts, v = torch.tensor([0, 2, 6], dtype=torch.int32), torch.arange(7.0).view(7, 1, 1)
+    found = varlen_attn(0 * v, 0 * v, v, starts, starts, *longest, window_size=window)
+    assert found.flatten().tolist() == read, "nothing follows the last start or the longest"
+    first = slice(None, 2)  # document; its second key weighs three times as much as its first
+    k = torch.tensor([0, 0.5493061]).view(2, 1, 1)  # log(3) / 2
+    found = varlen_attn(v[first] ** 0, k, v[first], starts[first], starts[first], 2, 2,
+                        scale=2.0)
+    assert found.flatten().tolist() == pytest.approx([0.75, 0.75])
     with pytest.raises(RuntimeError, match="cumulative sequence lengths must be int32"):
         varlen_attn(v, v, v, starts.long(), starts, 4, 4)
 
 
-@pytest.mark.parametrize("longest", [(2, 4), (4, 2)])
-def test_what_follows_the_last_start_or_the_longest_document_is_not_read(longest):
-    import torch
-
-    from speedrun.check.kernels import varlen_attn
-
-    starts, x = torch.tensor([0, 3, 7], dtype=torch.int32), torch.ones(9, 1, 2)
-    read = varlen_attn(x, x, x, starts, starts, 4, 4)[:, 0, 0]
-    assert read.tolist() == [1] * 7 + [0] * 2
-    read = varlen_attn(x, x, x, starts, starts, *longest)[:, 0, 0]
-    assert read.tolist() == [1, 1, 0, 1, 1, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("whole, count, twice", [(None, 2, False), ([0], 3, False), ([1], 2, True)])
+@pytest.mark.parametrize("whole, count, twice", [(None, 2, False), (0, 3, False), (1, 2, True)])
 def test_a_block_mask_shows_the_tiles_that_it_lists(whole, count, twice):
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
     from speedrun.check.kernels import as_compiled
 
-    def tiles(*lists):
-        counts = torch.tensor([[[len(some) for some in lists]]], dtype=torch.int32)
-        return counts, torch.tensor([[[[*some, 1, 0][:2] for some in lists]]], dtype=torch.int32)
+    def tiles(counts, columns):
+        return [torch.tensor([[some]], dtype=torch.int32) for some in (counts, columns)]
 
-    full = tiles([], whole) if whole else (None, None)
-    mask = BlockMask.from_kv_blocks(*tiles([0], [1]), *full, BLOCK_SIZE=2,
-                                    mask_mod=lambda b, h, q, k: q >= k)
-    seen, *told = as_compiled(mask)
-    at = torch.arange(4)
-    wanted = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]).bool()
-    if whole:
-        wanted[2:, 2 * whole[0] : 2 * whole[0] + 2] = True
+    full = [None, None] if whole is None else tiles([0, 1], [[0, 1], [whole, 1 - whole]])
+    seen, *told = as_compiled(BlockMask.from_kv_blocks(
+        *tiles([1, 1], [[0, 1], [1, 0]]), *full, BLOCK_SIZE=2, mask_mod=lambda b, h, q, k: q >= k))
+    wanted = torch.block_diag(*[torch.ones(2, 2).tril()] * 2).bool()
+    if whole is not None:
+        wanted[2:, 2 * whole : 2 * whole + 2] = True
+    at, zero = torch.arange(4), torch.tensor(0)
     assert told == [count, twice]
-    assert seen.mask_mod(torch.tensor(0), torch.tensor(0), at[:, None], at).equal(wanted)
+    assert seen.mask_mod(zero, zero, at[:, None], at).equal(wanted)
 
 
 def test_messages_that_no_step_waits_for_are_counted_over_optimizers():
@@ -543,22 +532,6 @@ def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():
         "dtype: float16, not float32; the loss of call 1: 2, not 1")
 
 
-def test_of_tensors_that_differ_the_one_that_differs_most_is_named():
-    import torch
-
-    from speedrun.check.differences import differences
-
-    names = ("a.gate", "b.weight", "c.weight")
-    wanted = {"move": ["tensors", {name: torch.ones(4) for name in names}, 1e-3]}
-    seen = {"move": ["tensors", {name: torch.ones(4) * factor for name, factor in zip(
-        names, (1.01, 1.5, 1.02), strict=True)}, 0]}
-    (found,) = differences(wanted, seen)
-    assert (found.expected, found.got) == (
-        "b.weight: RMS 1", "RMS 1.5, 1.5 times the milestone's (3 of 3 tensors differ)")
-    short, long = ({"tables": ["tables", {"cos": torch.ones(n)}, 1e-3]} for n in (4, 8))
-    assert differences(short, long) == [], "other code keeps tables of other lengths"
-
-
 def test_every_step_of_a_schedule_is_looked_at_and_lengths_that_adam_does_not_divide():
     from types import ModuleType
 
@@ -675,39 +648,26 @@ def test_the_stand_in_for_triton_runs_all_programs_and_compares_smaller_tiles():
     told, ran = [], []
     triton, tl = modules(lambda *seen: told.append(seen)).values()
 
-    def places(N, SIZE):
+    def kernel(x, out, N, KIND, SIZE):
         ran.append(SIZE)
-        i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-        return tl.program_id(1) * N + i, i < N
-
-    def twice(x, out, N, SIZE):
-        i, inside = places(N, SIZE)
-        tl.store(out + i, tl.load(x + i, mask=inside, other=1.0) * tl.num_programs(2) * 2, inside)
-
-    def uneven(x, out, N, SIZE):
-        i, inside = places(N, SIZE)
-        tl.store(out + i, SIZE, mask=inside)
-
-    def wide(x, out, N, SIZE):
-        i, inside = places(N, SIZE)
-        tl.store(out + i, tl.load(x + i.to(tl.int64), mask=inside), mask=inside)
-
-    def unknown(x, out, N, SIZE):
-        tl.no_such_function(x)
+        i, row = tl.program_id(0) * SIZE + tl.arange(0, SIZE), tl.program_id(1) * N
+        at = x + row + (i.to(tl.int64) if KIND == "wide" else i)
+        found = tl.load(at, mask=i < N, other=1.0) * 2 * tl.num_programs(2)
+        value = tl.no_such_function(x) if KIND == "unknown" else found
+        tl.store(out + row + i, SIZE if KIND == "uneven" else value, mask=i < N)
 
     x, out = torch.randn(3, 40), torch.zeros(3, 40)
     forms = [triton.Config(dict(SIZE=size), num_warps=4) for size in (32, 64, 32)]
-    for function in (twice, uneven, wide, unknown):
-        kernel = triton.autotune(forms, key=["N"])(triton.jit(function))
-        for more in ({6: 14, 12: 8}, {}) if function is twice else ():
+    for kind in ("", "wide", "uneven", "unknown"):
+        made = triton.autotune(forms, key=["N"])(triton.jit(kernel))
+        for more in ({6: 14, 12: 8}, {}):
             ran.clear()
-            kernel[lambda sizes: (triton.cdiv(sizes["N"], sizes["SIZE"]), 3)](
-                x, out, N=40, num_warps=8)
-            assert Counter(ran) == {32: 6, **more} and out.equal(2 * x)
-        kernel[lambda sizes: (triton.cdiv(40, sizes["SIZE"]), 3)](x, out, 40)
-    assert told == [(True, 0)] * 3 + [(False, 0), (True, 1), (None, 0)]
-    triton.jit(twice)[2, 3](x, out, 40, SIZE=32)
-    assert told[-1] == (True, 0) and out.equal(2 * x)
+            made[lambda sizes: (triton.cdiv(sizes["N"], sizes["SIZE"]), 3)](
+                x, out, 40, KIND=kind, num_warps=8)
+            assert kind or Counter(ran) == {32: 6, **more} and out.equal(2 * x)
+    triton.jit(kernel)[2, 3](x, out, 40, "", SIZE=32)
+    assert told == [(True, 0)] * 2 + [(True, 1)] * 2 + [
+        (False, 0), (True, 0), (None, 0), (None, 0), (True, 0)] and out.equal(2 * x)
 
 
 def test_the_stand_in_for_triton_computes_as_triton_does():
@@ -716,38 +676,34 @@ def test_the_stand_in_for_triton_computes_as_triton_does():
     from speedrun.check.kernels import Pointer, _close, modules, shrunk
 
     triton, tl = modules(print).values()
-    x, e4 = torch.tensor([[1.0, 4.0], [-2.0, 3.0]]), torch.float8_e4m3fn
-    memory = [torch.ones(4), torch.ones(4).to(e4)]
-    i, one = tl.arange(0, 8), torch.tensor(4.0)
-    for values in memory:
+    e4, i, x = torch.float8_e4m3fn, tl.arange(0, 8), torch.tensor([[1.0, 4.0], [-2.0, 3.0]])
+    for values in (torch.ones(4).to(e4), torch.ones(4)):
         at = 0 + Pointer(values, set())
         tl.store(at + i, 2 * i, mask=(i > 1) & (i < 4))
         assert tl.load(at + i, mask=i < 4, other=7.0).tolist() == [1, 1, 4, 6, 7, 7, 7, 7]
-        assert at.dtype.element_ty == values.dtype
         for bad in -1, 4:
             with pytest.raises(IndexError, match=f"a kernel's address {bad} in a tensor of 4 elem"):
                 tl.load(at + bad)
+        assert at.dtype.element_ty == values.dtype
     for value in 3.0, 5.0:
-        tl.atomic_max(Pointer(memory[0], set(), 2), torch.tensor(value))
-        assert memory[0][2] == max(4, value)
-    order = [tl.swizzle2d(n // 2, n % 2, 3, 2, 2) for n in range(6)]
-    assert order == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
-    assert [tl.cdiv(n, 2) for n in (7, 8)] == [4, 4]
-    assert [triton.next_power_of_2(n) for n in (5, 8)] == [8, 8]
+        tl.atomic_max(at + 2, torch.tensor(value))
+        assert values[2] == max(4, value)
+    assert [tl.swizzle2d(n // 2, n % 2, 3, 2, 2) for n in range(6)] == [
+        (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
+    assert [(tl.cdiv(n, 2), triton.next_power_of_2(n)) for n in (7, 8)] == [(4, 8), (4, 8)]
     assert [shrunk(size) for size in (16, 128, 256, 346, 347)] == [3, 24, 48, 64, 12]
-    for found, wanted in (
-            (tl.dot(x, x), [[-7, 16], [-8, 1]]), (tl.dot(x, x, x), [[-6, 20], [-10, 4]]),
-            (tl.sum(x), 6), (tl.sum(x, axis=0), [-1, 7]), (tl.max(x), 4), (tl.max(x, 1), [4, 3]),
-            (tl.clamp(x, -1.0, 3.0), [[1, 3], [-1, 3]]), (tl.maximum(x, 2.0), [[2, 4], [2, 3]]),
-            (tl.minimum(2.0, x), [[1, 2], [-2, 2]]), (tl.trans(x), [[1, -2], [4, 3]]),
-            (tl.where(x > 2, x, 0), [[0, 4], [0, 3]]), (tl.full((2,), 7, tl.int32), [7, 7]),
-            (tl.zeros((2,), tl.bfloat16), [0, 0]), (tl.abs(x), [[1, 4], [2, 3]]),
-            (tl.sqrt(one), 2), (tl.rsqrt(one), 0.5)):
-        assert found.tolist() == wanted
+    for code, wanted in {
+            "dot(x, x)": [[-7, 16], [-8, 1]], "dot(x, x, x)": [[-6, 20], [-10, 4]], "sum(x)": 6,
+            "sum(x, axis=0)": [-1, 7], "max(x)": 4, "max(x, 1)": [4, 3], "trans(x)": x.T.tolist(),
+            "clamp(x, -1.0, 3.0)": [[1, 3], [-1, 3]], "maximum(x, 2.0)": [[2, 4], [2, 3]],
+            "minimum(2.0, x)": [[1, 2], [-2, 2]], "where(x > 2, x, 0)": [[0, 4], [0, 3]],
+            "full((2,), 7, int32)": [7, 7], "zeros((2,), bfloat16)": [0, 0],
+            "exp(x)[0]": [2.718282, 54.59815], "log(x)[0]": [0, 1.386294], "sqrt(x)[0]": [1, 2],
+            "rsqrt(x)[0]": [1, 0.5], "sigmoid(x)[0]": [0.731059, 0.982014], "abs(x)[1]": [2, 3],
+            "maximum(x * float('nan'), 0.0)[0]": [torch.nan] * 2}.items():
+        torch.testing.assert_close(eval(code, vars(tl), dict(x=x)), torch.tensor(wanted),
+                                   check_dtype=False, equal_nan=True)
     assert (tl.full((2,), 7, tl.int32).dtype, i.dtype) == (torch.int32, torch.int32)
-    assert [float(f(one)) for f in (tl.exp, tl.log, tl.sigmoid)] == pytest.approx(
-        [54.59815, 1.386294, 0.982014])
-    assert tl.maximum(torch.tensor(torch.nan), 0.0).isnan()
     eight = [torch.ones(100).index_fill(0, torch.arange(n), 1.125).to(e4) for n in (0, 2, 3)]
     assert [_close(some, eight[0]) for some in eight] == [True, True, False]
     assert [_close(x * by, x) for by in (1.0005, 1.002, torch.nan)] == [True, False, False]
@@ -795,28 +751,14 @@ def test_products_of_eight_bits_are_told_with_their_scales():
     a, half, quarter = torch.zeros(16, 32), torch.tensor(0.5), torch.tensor(0.25)
     a4, a5 = a.to(torch.float8_e4m3fn), a.to(torch.float8_e5m2)
     both = "float8_e4m3fn and float8_e5m2"
-    untaken = f"{both}, in an order of numbers that GPUs do not take"
+    untaken = ", in an order of numbers that GPUs do not take"
     for one, other, options, words in (
-            (a5, a4.T, {}, both), (a4, a5.T, dict(use_fast_accum=True), f"{both}, summed fast"),
+            (a5, a4.T, {}, ""), (a4, a5.T, dict(use_fast_accum=True), ", summed fast"),
             (a5, a4.T.contiguous(), {}, untaken), (a5.T.contiguous().T, a4.T, {}, untaken)):
-        assert eight_bits((one, other, half, quarter), options) == (words, [2, 4])
-        assert eight_bits((), dict(input=one, mat2=other, scale_a=quarter, scale_b=half,
-                                   **options)) == (words, [4, 2])
+        named = dict(mat2=other, scale_a=quarter, scale_b=half, **options)
+        assert eight_bits((one, other, half, quarter), options) == (both + words, [2, 4])
+        assert eight_bits((), dict(input=one, **named)) == (both + words, [4, 2])
     assert eight_bits((a, a.T, half, quarter), {}) is None
-
-
-def test_weights_follow_from_their_names_and_spread_as_trained_ones_do():
-    import torch
-
-    from speedrun.check.weights import draw, fill
-
-    fill(net := torch.nn.Linear(64, 4096), 2.0)
-    found = [(t.mean().item(), t.std().item()) for t in (net.weight, net.bias)]
-    assert found == [pytest.approx((0, 0.3), abs=0.03), pytest.approx((0.6, 0.3), abs=0.03)]
-    like = torch.zeros(2, 8)
-    draws = [draw("a", like), draw("a", like, 1), draw("b", like), draw("b", like, 0)]
-    assert [draws[0].equal(other) for other in draws] == [True, False, False, False]
-    assert draws[2].equal(draws[3]) and draw("a", like.bfloat16()).dtype == torch.bfloat16
 
 
 def test_values_are_the_checkers_then_odd_ones_of_the_tiny_scale(monkeypatch):
