@@ -168,7 +168,7 @@ def test_eight_ranks_are_eight_micro_steps(milestone, shards, tmp_path):
 
 
 SIZE = 64  # of Gaussian inputs, and their number: products in FP8 are slow on a CPU
-mlps = where("fp8_relu2_product", "SquaredReLUMLP", "fp8_weights", "MLP", known="fp8_mlp")
+mlps = where("fp8_relu2_product", "SquaredReLUMLP", "make_weights8", "MLP", known="fp8_mlp")
 
 
 def fp8_mlp(module, **more):
@@ -296,14 +296,14 @@ def test_scales_of_weights(milestone):
 @mlps
 def test_a_run_in_fp8(milestone, shards, tmp_path, monkeypatch):
     module, losses, seen = load_snapshot(milestone), [], []
-    rounded, run = module.fp8_weights, partial(
+    rounded, run = module.make_weights8, partial(
         micro_args, milestone, shards, total_batch_size=256, val_tokens=256)
 
     def noted(w_in, w_out, expected_amax=None):
         seen.append((expected_amax, w_out.abs().max()))
         return rounded(w_in, w_out, expected_amax)
 
-    monkeypatch.setattr(module, "fp8_weights", noted)
+    monkeypatch.setattr(module, "make_weights8", noted)
     for warmup in (0, 3):
         seen.clear()
         log_dir = tmp_path / str(warmup)

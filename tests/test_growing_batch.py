@@ -101,8 +101,8 @@ def test_equal_stages_have_the_parents_losses(milestone, shards, tmp_path, monke
     sizes = dict(total_batch_size=128, val_tokens=64, cooldown_frac=0.5)
     expected = train(load_snapshot(parent), micro_args(
         parent, shards, tmp_path / "parent", **sizes))
-    found = train(module, micro_args(milestone, shards, tmp_path / "log", second_stage_lr=1.0,
-                                     third_stage_lr=1.0, **sizes))
+    found = train(module, micro_args(milestone, shards, tmp_path / "log", second_stage_peak=1.0,
+                                     third_stage_peak=1.0, **sizes))
     # From scheduled_steps (17) on it has another window, as its record has in the last 40 steps.
     assert found[:17] == pytest.approx(expected[:17], abs=1e-5)
     assert expected[0] - expected[16] > 0.5 and found[17:] != pytest.approx(expected[17:], abs=1e-5)

@@ -31,7 +31,7 @@ def test_official_curves_end_at_the_runs_tokens(lesson, id, billion):
 
 def test_tiny_curves_count_the_tokens_of_a_growing_batch(lesson, monkeypatch):
     run = Run("log.txt", 7, [(0, 5.0), (2, 4.0), (7, 3.0)], [])
-    growing = dict(scheduled_steps=6, second_stage_lr=1.51, third_stage_lr=1.93)
+    growing = dict(scheduled_steps=6, second_stage_peak=1.51, third_stage_peak=1.93)
     entry = Entry("a run", tokens_per_step=1_000_000, batches=growing, runs=[run])
     monkeypatch.setattr(lesson, "tiny_entries", lambda *ids: {"10d": entry})
     axes = lesson.plt.subplots()[1]

@@ -88,11 +88,11 @@ class Model:
             mixed = [i for i in here if i in self.attending and i != self.last]
             found[name] = [
                 *((f"own {i}", H, 0) for i in here if i in self.own),
-                *((f"gate {i}", H, f.gate_init) for i in here if f.gate_pattern[i] == "G"),
+                *((f"gate {i}", H, f.head_gate_init) for i in here if f.gate_pattern[i] == "G"),
                 *([("mixture", H, 1), ("composed", H, 0)] if f.composed and late else []),
                 *((f"x0 {i}", 1, 0) for i in mixed),
                 *((f"bigram {i}", 1, f.bigram_scale) for i in mixed),
-                *([("skip", 1, f.skip_init)] if late else [])]
+                *([("skip", 1, f.skip_factor_init)] if late else [])]
         return found
 
     def first_scalars(self):

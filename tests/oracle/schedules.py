@@ -7,7 +7,7 @@ def lr_multiplier(f, s):
     """What rates are multiplied by in step s."""
     if f.rates in ("cooldown", "stages"):
         y = min(1, max(0, (1 - s / f.scheduled_steps) / f.cooldown_frac))
-        peaks = (1, f.second_stage_lr, f.third_stage_lr) if f.rates == "stages" else (1, 1, 1)
+        peaks = (1, f.second_stage_peak, f.third_stage_peak) if f.rates == "stages" else (1, 1, 1)
         return peaks[min(2, stage(f, s))] * y + f.final_lr_multiplier * (1 - y)
     warmup = f.warmup_steps if f.rates != "no warm-up" else 0
     if s < warmup:

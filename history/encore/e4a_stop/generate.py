@@ -42,7 +42,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
+        return ("False", "True").index(text) == 1  # argparse reports the ValueError of other texts
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -78,7 +78,7 @@ def decode(ids, config):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16 x, too
 
 
 class Linear(nn.Linear):
@@ -93,7 +93,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even: only sines flip
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); negates sines, not cosines
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -137,7 +137,7 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = Linear(args.model_dim, args.model_dim, bias=False)
         nn.init.zeros_(self.c_proj.weight)  # other weights keep Linear's init
         self.rotary = rotary
-        self.value_lambda = nn.Parameter(torch.tensor(0.5))
+        self.value_lambda = nn.Parameter(torch.tensor(0.5))  # the first layer's share of v
 
     def forward(self, x, first_v, cache=None):
         B, T, C = x.shape
@@ -215,11 +215,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x, first_v = block(x, first_v, x0, next(caches))
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): logits z become 30 tanh(z / 30); sigmoid is faster.
+        # Softcap (arXiv 2408.00118): 30 tanh(z / 30) of logits z, written as a faster sigmoid.
         logits = 60 * torch.sigmoid(logits / 15) - 30
         if targets is None:
             return logits
-        # Cross-entropy: the cap keeps exp finite; a masked sum fuses with exp's sum, gather cannot.
+        # Cross-entropy. The cap keeps exp finite; unlike gather, a masked sum fuses with exp's sum.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()

@@ -85,7 +85,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
+        return ("False", "True").index(text) == 1  # argparse reports the ValueError of other texts
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -116,8 +116,8 @@ def open_shard(file):
 def token_batches(pattern, step_tokens, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
+    Blocks of B * T tokens go to the ranks round-robin: step_tokens hold the same tokens for any
+    number of ranks. A shard's tail shorter than step_tokens is skipped.
     """
     B, T = args.micro_batch_size, args.seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -470,7 +470,7 @@ def validate(model, batches, micro_steps):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # of all ranks
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # over all ranks
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):
@@ -505,9 +505,9 @@ def init_distributed():
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
     torch.get_device_module(device).set_device(device)
-    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    rendezvous = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+                            timeout=timedelta(minutes=30), **rendezvous)  # compilation is slow
     return device
 
 
@@ -544,8 +544,8 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle: threads that it keeps alive could crash the exit
+    gc.unfreeze()  # so that collect() frees DDP's reference cycle, too:
+    gc.collect()  # the threads that it keeps alive could crash the exit
     dist.destroy_process_group()
 
 

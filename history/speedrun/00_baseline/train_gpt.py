@@ -5,11 +5,11 @@ Trains a language model on FineWeb, a corpus of web pages, to a validation loss 
 speedrun asks how fast that can be done; these scripts retell it step by step.
 
 Parent:  none; it descends from the PyTorch trainer of llm.c (@karpathy), record #1
-Changed: against llm.c's GPT-2, no biases; RMSNorm without parameters; exact GELU; a constant factor
-         on the attention branch instead of a special init; half the batch; 2.5x the learning rate,
+Changed: against llm.c's GPT-2, no biases; RMSNorm without parameters; exact GELU; PyTorch's init
+         and a constant factor on the attention branch; half the batch; 2.5x the learning rate,
          decayed linearly; every gradient tensor at unit norm
-Record:  an untimed run by @kellerjordan0, 2024-06-01 (modded-nanogpt's commit 4a452a2 plus
-         unit-norm gradients): val loss 3.2798 after 6.44B tokens; record #1: 45 minutes on 8xH100
+Record:  an untimed run by @kellerjordan0, 2024-06-01 (modded-nanogpt's commit 4a452a2, with
+         unit-norm gradients): val loss 3.2798 after 6.44B tokens; record #1, llm.c, took 45 minutes
 Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
@@ -77,7 +77,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
+        return ("False", "True").index(text) == 1  # argparse reports the ValueError of other texts
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -107,8 +107,8 @@ def open_shard(file):
 def token_batches(pattern, step_tokens, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
+    Blocks of B * T tokens go to the ranks round-robin: step_tokens hold the same tokens for any
+    number of ranks. A shard's tail shorter than step_tokens is skipped.
     """
     B, T = args.micro_batch_size, args.seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -168,7 +168,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args)
         self.mlp = MLP(args)
-        self.attn_scale = (2 * args.num_layers) ** -0.5  # GPT-2 scales its initial c_proj by this
+        self.attn_scale = (2 * args.num_layers) ** -0.5  # replaces GPT-2's smaller initial c_proj
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
@@ -202,7 +202,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 class NormalizedAdamW(torch.optim.AdamW):
-    """AdamW on g / (|g| + 1e-6) per gradient tensor g: its size has no weight in Adam's means."""
+    """AdamW on g / (|g| + 1e-6) per gradient tensor g, so all steps weigh alike in Adam's means."""
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
@@ -303,7 +303,7 @@ def validate(model, batches, micro_steps):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # of all ranks
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # over all ranks
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):
@@ -338,9 +338,9 @@ def init_distributed():
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
     torch.get_device_module(device).set_device(device)
-    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    rendezvous = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+                            timeout=timedelta(minutes=30), **rendezvous)  # compilation is slow
     return device
 
 
@@ -373,8 +373,8 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle: threads that it keeps alive could crash the exit
+    gc.unfreeze()  # so that collect() frees DDP's reference cycle, too:
+    gc.collect()  # the threads that it keeps alive could crash the exit
     dist.destroy_process_group()
 
 

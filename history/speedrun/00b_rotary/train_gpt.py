@@ -76,7 +76,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
+        return ("False", "True").index(text) == 1  # argparse reports the ValueError of other texts
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -103,8 +103,8 @@ def open_shard(file):
 def token_batches(pattern, step_tokens, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
+    Blocks of B * T tokens go to the ranks round-robin: step_tokens hold the same tokens for any
+    number of ranks. A shard's tail shorter than step_tokens is skipped.
     """
     B, T = args.micro_batch_size, args.seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -135,7 +135,7 @@ class Rotary(nn.Module):
         super().__init__()
         # At position t the pair of dimensions (i, i + D/2) rotates by t / 10000^(2i/D).
         frequencies = 10000 ** (-torch.arange(0, head_dim, 2) / head_dim)  # (D/2,)
-        frequencies = torch.cat((frequencies, -frequencies))  # (D,); cos is even: only sines flip
+        frequencies = torch.cat((frequencies, -frequencies))  # (D,); negates sines, not cosines
         angles = torch.outer(torch.arange(seq_len), frequencies)[:, None]  # (T, 1, D)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -183,7 +183,7 @@ class Block(nn.Module):
         super().__init__()
         self.attn = CausalSelfAttention(args, rotary)
         self.mlp = MLP(args)
-        self.attn_scale = (2 * args.num_layers) ** -0.5  # GPT-2 scales its initial c_proj by this
+        self.attn_scale = (2 * args.num_layers) ** -0.5  # replaces GPT-2's smaller initial c_proj
 
     def forward(self, x):
         x = x + self.attn_scale * self.attn(norm(x))
@@ -214,7 +214,7 @@ class GPT(nn.Module):
 
 # ------------------------------------------- Optimizer -------------------------------------------
 class NormalizedAdamW(torch.optim.AdamW):
-    """AdamW on g / (|g| + 1e-6) per gradient tensor g: its size has no weight in Adam's means."""
+    """AdamW on g / (|g| + 1e-6) per gradient tensor g, so all steps weigh alike in Adam's means."""
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
@@ -315,7 +315,7 @@ def validate(model, batches, micro_steps):
 
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
-    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # of all ranks
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # over all ranks
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):
@@ -350,9 +350,9 @@ def init_distributed():
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
     torch.get_device_module(device).set_device(device)
-    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    rendezvous = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+                            timeout=timedelta(minutes=30), **rendezvous)  # compilation is slow
     return device
 
 
@@ -367,7 +367,7 @@ def main(args):
         torch._dynamo.config.optimize_ddp = world_size > 1  # splits graphs to send gradients early
         model = torch.compile(model, dynamic=False)
     model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # averages gradients
-    model.broadcast_buffers = False  # equal on all ranks; as an argument it is deprecated
+    model.broadcast_buffers = False  # buffers are equal on all ranks; DDP's argument is deprecated
     optimizers = make_optimizers(raw_model, args)
     load = partial(token_batches, args=args, rank=rank, world_size=world_size, device=device)
     load_train = partial(load, args.train_files, args.total_batch_size)
@@ -386,8 +386,8 @@ def main(args):
         torch.save(checkpoint, Path(args.log_dir, "checkpoint.partial"))
         os.replace(Path(args.log_dir, "checkpoint.partial"), Path(args.log_dir, "checkpoint.pt"))
     del model
-    gc.unfreeze()
-    gc.collect()  # frees DDP's reference cycle: threads that it keeps alive could crash the exit
+    gc.unfreeze()  # so that collect() frees DDP's reference cycle, too:
+    gc.collect()  # the threads that it keeps alive could crash the exit
     dist.destroy_process_group()
 
 

@@ -96,7 +96,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
+        return ("False", "True").index(text) == 1  # argparse reports the ValueError of other texts
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -136,8 +136,8 @@ def open_shard(file):
 def token_batches(pattern, step_tokens, args, rank, world_size, device):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    Blocks of B * T tokens go to the ranks round-robin, so a step has the same tokens for any number
-    of ranks. A shard's tail that is too short for a step is skipped.
+    Blocks of B * T tokens go to the ranks round-robin: step_tokens hold the same tokens for any
+    number of ranks. A shard's tail shorter than step_tokens is skipped.
     """
     B, T = args.micro_batch_size, args.seq_len
     assert step_tokens % (B * T * world_size) == 0, (
@@ -172,7 +172,7 @@ def fp8_product(a, a_scale, b, b_scale, dtype, fast=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16 x, too
 
 
 def init_uniform(weight):
@@ -230,8 +230,8 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
+        # At position t, dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 negate sines, not cosines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,)
@@ -385,11 +385,11 @@ class GPT(nn.Module):
             x = x + weight * skips.pop()  # the first pop returns x itself, as in the record
             x = block(x, value_embeds, x0, mask)
         logits = self.lm_head(norm(x)).float()  # (B, T, V)
-        # Softcap (arXiv 2408.00118): logits z become 15 tanh(z / 15); sigmoid is faster.
+        # Softcap (arXiv 2408.00118): 15 tanh(z / 15) of logits z, written as a faster sigmoid.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Cross-entropy: the cap keeps exp finite; a masked sum fuses with exp's sum, gather cannot.
+        # Cross-entropy. The cap keeps exp finite; unlike gather, a masked sum fuses with exp's sum.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1)  # (B, T)
         return (logits.exp().sum(-1).log() - target_logits).mean()
@@ -568,7 +568,7 @@ def validate(model, batches, micro_steps, window):
 def train(model, optimizers, train_batches, load_val, log, clock, args):
     """Takes train_steps optimizer steps; load_val() restarts the data for each validation."""
     device = next(model.parameters()).device
-    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # of all ranks
+    micro_tokens = args.micro_batch_size * args.seq_len * dist.get_world_size()  # over all ranks
     grad_accum_steps = args.total_batch_size // micro_tokens
     clock.start()
     for step in range(args.train_steps + 1):
@@ -605,9 +605,9 @@ def init_distributed():
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
     torch.get_device_module(device).set_device(device)
-    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    rendezvous = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+                            timeout=timedelta(minutes=30), **rendezvous)  # compilation is slow
     return device
 
 

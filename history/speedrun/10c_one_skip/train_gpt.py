@@ -71,17 +71,17 @@ class Hyperparameters:
     gate_channels: int = 12  # gates are computed from this many leading channels
     fp8_x_scale: float = 448 / 768**0.5  # maps head inputs, at most sqrt(768), to FP8's 448
     fp8_weight_scale: float = 2.0**9  # as in the record; clamps the head's weights beyond 448 / 2^9
-    fp8_grad_scale: float = 448.0  # logit gradients, see train, are below 2; e5m2 holds 57,344
+    fp8_grad_scale: float = 448.0  # logit gradients, see train, are at most 1; e5m2 holds 57,344
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.03  # times a factor below (1 for gates): RMS of an update's singular values
+    muon_lr: float = 0.03  # this x a factor below (gates: 1) = RMS of an update's singular values
     attention_lr_factor: float = 1.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 1.0  # multiplies muon_lr for the second matrix of each MLP
     neuron_beta: float = 0.95  # decay of the running mean square of each column of an update
-    muon_weight_decay: float = 1.2  # a step removes at most this x rate^2 x lr factor x weight
+    muon_weight_decay: float = 1.2  # a step removes this x lr^2 x lr factor x weight, or nothing
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     embed_lr: float = 0.6
@@ -90,7 +90,7 @@ class Hyperparameters:
     adam_beta1: float = 0.65
     adam_beta2: float = 0.95
     adam_eps: float = 8e-8  # 8 times the record's: here gradients are sums over ranks, not means
-    adam_weight_decay: float = 0.0  # a step removes at most this x rate^2 x weight; 0 for scalars
+    adam_weight_decay: float = 0.0  # a step removes this x lr^2 x weight, or nothing; scalars: 0
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     train_steps: int = 2225
     scheduled_steps: int = 2185  # the cooldown ends here; the window's stages divide these steps
@@ -122,7 +122,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
+        return ("False", "True").index(text) == 1  # argparse reports the ValueError of other texts
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -215,7 +215,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 
 def prefetched(batches, args, device):
-    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
+    """Iterates over `batches`; a thread prepares prefetched_batches of them in advance."""
     executor = ThreadPoolExecutor(  # one thread keeps the order; by default its device is cuda:0
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
@@ -228,7 +228,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static; room for 1 per 410 tokens
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -297,7 +297,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste much of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
@@ -312,7 +312,7 @@ def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16 x, too
 
 
 def init_uniform(weight):
@@ -361,8 +361,8 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
+        # At position t, dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 negate sines, not cosines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -370,7 +370,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth, up to this window."""
+        """Sets cos, sin, scale: a YaRN step (arXiv 2309.00071) per growth of the window so far."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [size for size in all_windows(args) if size <= window]
         for old, new in itertools.pairwise(windows):
@@ -416,7 +416,7 @@ class CausalSelfAttention(nn.Module):
         self.num_heads = args.num_heads
         weights = init_uniform(torch.empty(4, args.model_dim, args.model_dim))  # Q, K, V, output
         weights[3] = 0
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # (C, 4C), only for Muon
         self.gate = nn.Parameter(torch.zeros(args.num_heads, args.gate_channels))
         self.rotary = rotary
         self.attention_kernel = args.attention_kernel
@@ -483,7 +483,7 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
-        assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be a later layer"
+        assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be after skip_from"
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # replaces PyTorch's own FA2
@@ -508,7 +508,7 @@ class GPT(nn.Module):
             self.value_embeds.bfloat16()
             self.lm_head.bfloat16()  # half the bytes to keep and to send
             self.rotary.bfloat16()  # its tables, so the rotation is bfloat16
-        self.set_window(args.window_end, args.long_window_end)
+        self.set_window(args.window_end, args.long_window_end)  # as in the last validation
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
@@ -539,11 +539,11 @@ class GPT(nn.Module):
         x = x - per_model["backout"] * outputs[self.args.backout_layer]
         logits = self.lm_head(norm(x))  # (B, T, V)
         logits = logits if self.training else logits.float()  # bfloat16 in training: fewer bytes
-        # Softcap (arXiv 2408.00118): logits z become 15 tanh(z / 15); sigmoid is faster.
+        # Softcap (arXiv 2408.00118): 15 tanh(z / 15) of logits z, written as a faster sigmoid.
         logits = 30 * torch.sigmoid(logits / 7.5) - 15
         if targets is None:
             return logits
-        # Cross-entropy: the cap keeps exp finite; a masked sum fuses with exp's sum, gather cannot.
+        # Cross-entropy. The cap keeps exp finite; unlike gather, a masked sum fuses with exp's sum.
         is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
         target_logits = torch.where(is_target, logits, 0).sum(-1, dtype=torch.float32)  # (B, T)
         return (logits.float().exp().sum(-1).log() - target_logits).mean()
@@ -599,7 +599,7 @@ def cautious_update(weights, updates, rates, decay):
 
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` is bias-corrected, `decay` includes rate squared."""
+    """Adam (arXiv 1412.6980), in place; `rate` is the bias-corrected lr, `decay` has lr squared."""
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
     update = rate * mean / (mean_square.sqrt() + eps)  # eps is added to the uncorrected root
@@ -701,11 +701,11 @@ class Muon(torch.optim.Optimizer):
                 state["mean_square"] = torch.zeros_like(state["momentum_buffer"][:, :1])
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            own_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
+            num_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"], state["mean_square"]
-            parts = [[tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors],
-                     [tensor[own_attentions:] for tensor in tensors]]
+            parts = [[tensor[:num_attentions].view(-1, tensor.size(1), m) for tensor in tensors],
+                     [tensor[num_attentions:] for tensor in tensors]]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:]) for part in parts if len(part[0])]
             rates = group["lr"] * lr_factors[share]
@@ -884,9 +884,9 @@ def init_distributed():
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
     torch.get_device_module(device).set_device(device)
-    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    rendezvous = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+                            timeout=timedelta(minutes=30), **rendezvous)  # compilation is slow
     return device
 
 

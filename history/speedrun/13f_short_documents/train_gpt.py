@@ -68,15 +68,15 @@ class Hyperparameters:
     value_embed_pattern: str = ".01.....234"  # a digit = the layer's own value table; . = none
     bigram_rows: int = 251_520  # rows of the bigram table: 5 times the vocabulary's
     bigram_scale: float = 0.1  # initial factor of a bigram's row in each layer's input
-    value_embed_init: float = 0.01  # initial standard deviation; not 0: gates read the tables
+    value_embed_init: float = 0.01  # initial standard deviation; if 0, gates get no first gradient
     skip_from: int = 3  # counted from 0; the skip is a learned share of this layer's output
     skip_to: int = 6  # the layer at which the skip joins the stream
     backout_layer: int = 7  # a share of its output is subtracted before the head
-    window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
+    window_pattern: str = "PSPLSPLSSPL"  # L = long, S = short, P = paired heads and half of short
     gate_channels: int = 12  # leading channels a gate reads; for value gates half are the table's
-    fp8_x_scale: float = 448 / 100  # FP8 maximum / limit; head inputs reach at most sqrt(768) = 28
+    fp8_x_scale: float = 448 / 100  # as in the record: 100 becomes 448; inputs reach sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # logit gradients, see train, are below 2; e5m2 holds 57,344
+    fp8_grad_scale: float = 448 / 0.75  # e5m2 covers 96; logit gradients, see train, are below 2
     num_heads: int = 6  # 128 dimensions each; wide heads spend less time outside matrix products
     model_dim: int = 768
     qkv_init: float = 0.5  # initial standard deviation is this / sqrt(model_dim)
@@ -86,12 +86,12 @@ class Hyperparameters:
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # times a factor below: RMS of an update's singular values
+    muon_lr: float = 0.023  # this x a factor below = RMS of an update's singular values
     attention_lr_factor: float = 1.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
     neuron_beta: float = 0.95  # decay of the running mean square of each column of an update
-    muon_weight_decay: float = 1.2  # a step removes at most this x rate^2 x lr factor x weight
+    muon_weight_decay: float = 1.2  # a step removes this x lr^2 x lr factor x weight, or nothing
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6  # rate of both the value embeddings and the bigram table
@@ -108,23 +108,23 @@ class Hyperparameters:
     small_beta1: float = 0.9  # for gates and scalars; x0_weights change smoothly anyway
     small_beta2: float = 0.99
     adam_eps: float = 8e-10  # 8 times the record's: here gradients are sums over ranks, not means
-    adam_weight_decay: float = 0.005  # a step removes at most this x rate^2 x decay factor x weight
+    adam_weight_decay: float = 0.005  # a step removes this x lr^2 x decay factor x weight, or 0
     value_embed_decay_factor: float = 5.0  # shared with the bigram table
     head_decay_factor: float = 150.0  # shared with the embedding; large, because the rate is small
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     second_target_weight: float = 0.5  # weight of the second token ahead: 0 after the second stage
     third_target_weight: float = 0.25  # weight of the third token ahead: 0 after the first stage
     train_steps: int = 1530
-    scheduled_steps: int = 1490  # the rate's cooldown and the last of three stages end here
-    second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
-    third_stage_lr: float = 1.73  # about 3^0.5, as in the record; not reached: cooldown has begun
+    scheduled_steps: int = 1490  # three equal stages and the cooldown end here
+    second_stage_peak: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
+    third_stage_peak: float = 1.73  # about 3^0.5, as in the record; not reached: cooldown has begun
     cooldown_frac: float = 0.55  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.15
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # last steps, in which momentum returns to its start
     window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_end: int = 1664  # window after the scheduled steps
+    window_end: int = 1664  # after scheduled_steps; in the last validation only S and YaRN use it
     long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
@@ -145,7 +145,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
+        return ("False", "True").index(text) == 1  # argparse reports the ValueError of other texts
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -156,24 +156,24 @@ def parse_args(argv=None):
 
 # ------------------------------------------- Schedules -------------------------------------------
 class Stage(NamedTuple):
-    """A row of the table of schedules; every step has the same number of sequences."""
+    """A row of the table of schedules; batches grow by longer sequences, not by more of them."""
     seq_len: int  # tokens per training sequence
     document_len: int  # tokens kept of a document
-    peak_lr: float  # lr_multiplier without the cooldown
+    peak: float  # lr_multiplier without the cooldown
     window: int  # previous tokens that L layers see
     target_weights_start: list  # at the start: the next token's weight, then other targets'
     target_weights_end: list  # at the end
 
 
 def stages(args):
-    """Three equal parts of scheduled_steps, then the steps after them, where peak_lr is unused."""
+    """Three equal parts of scheduled_steps, then the steps after, where `peak` has no effect."""
     T, start, growth = args.train_seq_len, args.window_start, args.window_growth
     short, full = args.first_document_len, args.max_document_len
     second, third = args.second_target_weight, args.third_target_weight
     return [
         Stage(1 * T, short, 1.0, start, [1, second, third], [1, second, 0]),
-        Stage(2 * T, full, args.second_stage_lr, start + growth, [1, second], [1, 0]),
-        Stage(3 * T, full, args.third_stage_lr, start + 2 * growth, [1], [1]),
+        Stage(2 * T, full, args.second_stage_peak, start + growth, [1, second], [1, 0]),
+        Stage(3 * T, full, args.third_stage_peak, start + 2 * growth, [1], [1]),
         Stage(3 * T, full, args.final_lr_multiplier, args.window_end, [1], [1]),
     ]
 
@@ -188,7 +188,7 @@ def stage(step, args):
 def lr_multiplier(step, args):
     """The stage's peak; a linear cooldown blends in final_lr_multiplier (arXiv 2405.18392)."""
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
-    return stage(step, args).peak_lr * remaining + (1 - remaining) * args.final_lr_multiplier
+    return stage(step, args).peak * remaining + (1 - remaining) * args.final_lr_multiplier
 
 
 def target_weights(step, args):
@@ -201,7 +201,7 @@ def target_weights(step, args):
 
 
 def last_tied_step(args):
-    """The last step with one table: the first one at or after tied_frac in which Adam steps."""
+    """The last step with one table: Adam's first step at or after tied_frac of the schedule."""
     step = math.ceil(args.tied_frac * args.scheduled_steps)
     while (step + 1) % args.adam_every:  # Adam skips this step
         step += 1
@@ -249,8 +249,8 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, step=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, `step` is the first step's number, each row is as long as its step's stage requires,
-    and step_tokens and seq_len are step 0's. If not, a row starts where the previous one ends.
+    If packed, `step` is the number of the first step, rows are as long as their stage requires, and
+    step_tokens and seq_len are the first stage's. If not, a row starts where the previous one ends.
     Blocks of B rows go to the ranks round-robin. A shard's tail too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
@@ -280,7 +280,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 
 def prefetched(batches, args, device):
-    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
+    """Iterates over `batches`; a thread prepares prefetched_batches of them in advance."""
     executor = ThreadPoolExecutor(  # one thread keeps the order; by default its device is cuda:0
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
@@ -293,7 +293,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static; room for 1 per 410 tokens
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -362,7 +362,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste much of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
@@ -460,7 +460,7 @@ if find_spec("triton"):
 
 def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.0,
                    use_triton=False):
-    """Losses (N,) of logits (N, V) and, given grad_dtype, grad_scale times their sum's gradients.
+    """Losses (N,) of logits (N, V); given grad_dtype, also d(sum of losses)/d(logits) * grad_scale.
 
     A loss is the weighted sum of the cross-entropies with targets (N, K); -1 = no target. Logits
     first pass a softcap (arXiv 2408.00118): height * sigmoid((logits + shift) / width).
@@ -490,7 +490,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16 x, too
 
 
 def init_uniform(weight, scale=0.5):
@@ -503,8 +503,8 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
+        # At position t, dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 negate sines, not cosines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -512,7 +512,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth, up to this window."""
+        """Sets cos, sin, scale: a YaRN step (arXiv 2309.00071) per growth of the window so far."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -531,12 +531,12 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask (B, 1, U, U) or (starts, longest, window)}, in slots: U = T, or 2T for kind P."""
+    """{kind: mask (B, 1, U, U) or (starts, longest, window)}; P has U = 2T slots, others T."""
     slots_per_token = {kind: 2 if kind == "P" else 1 for kind in windows}  # see pair_heads
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
-        document_lens = {row.seq_len: row.document_len for row in stages(args)}  # T tells the stage
+        document_lens = {row.seq_len: row.document_len for row in stages(args)}  # T gives the stage
         longest = document_lens.get(T, args.max_document_len) if training else T
         return {kind: (slots_per_token[kind] * starts, slots_per_token[kind] * longest, window)
                 for kind, window in windows.items()}
@@ -585,7 +585,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # c_fc's shape: one Muon batch
+        self.c_qkvo = nn.Parameter(weights.view(args.model_dim, -1))  # (C, 4C), only for Muon
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
         self.has_paired_heads = args.window_pattern[layer] == "P"
@@ -671,7 +671,7 @@ class ValueEmbeds(nn.Module):
 
 
 def bigram_hashes(inputs, rows):
-    """Rows (B, T) of bigrams (previous token, token), even across documents; many share a row."""
+    """Row numbers (B, T) of bigrams (previous token, token), across documents too; many collide."""
     hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1)  # the record's factors
     return F.pad(hashes, (1, 0), value=rows - 1)  # the last row: no previous token
 
@@ -696,7 +696,7 @@ class Block(nn.Module):
         self.window_kind = args.window_pattern[layer]
         self.mlp = MLP(args)
 
-    def forward(self, x, value_embed, sources, c, masks):  # c: coefficients by name
+    def forward(self, x, value_embed, sources, c, masks):  # sources, c: dicts by name
         x = c["x"] * x + c["x0"] * sources["x0"] + c["bigrams"] * sources["bigrams"]
         if self.attn is not None:
             normed = norm(x)
@@ -755,7 +755,7 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
-        assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be a later layer"
+        assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be after skip_from"
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # replaces PyTorch's own FA2
@@ -787,7 +787,7 @@ class GPT(nn.Module):
         if args.bf16:
             for module in self.children():  # embedding and head give the stream its dtype
                 module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
-        self.set_window(args.window_end, args.long_window_end)
+        self.set_window(args.window_end, args.long_window_end)  # as in the last validation
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
@@ -908,7 +908,7 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
 
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` is bias-corrected, `decay` includes rate squared."""
+    """Adam (arXiv 1412.6980), in place; `rate` is the bias-corrected lr, `decay` has lr squared."""
     grad = grad.to(mean.dtype)  # means are float32: bfloat16 rounds their small steps away
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
@@ -1028,11 +1028,11 @@ class Muon(torch.optim.Optimizer):
                     state["remainders"] = torch.zeros_like(grads, dtype=torch.int16)
             momentum = torch.tensor(group["momentum"], dtype=torch.float64)  # a float recompiles
             share = slice(rank * len(grads), (rank + 1) * len(grads))
-            own_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
+            num_attentions = min(max(group["num_attentions"] - share.start, 0), len(grads))
             m = grads.size(1)  # an attention is four (m, m) matrices, orthogonalised separately
             tensors = grads, state["momentum_buffer"], state["mean_square"]
-            parts = [[tensor[:own_attentions].view(-1, tensor.size(1), m) for tensor in tensors],
-                     [tensor[own_attentions:] for tensor in tensors]]
+            parts = [[tensor[:num_attentions].view(-1, tensor.size(1), m) for tensor in tensors],
+                     [tensor[num_attentions:] for tensor in tensors]]
             updates = [self.muon_update(*part, momentum, group["neuron_beta"], self.dtype)
                        .view(-1, *grads.shape[1:]) for part in parts if len(part[0])]
             rates = group["lr"] * lr_factors[share]
@@ -1111,12 +1111,12 @@ def make_optimizers(model, args):
     """Muon for muon_groups, Adam for the rest; lr_multiplier scales each group's initial_lr."""
     small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # too small to shard
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
-    tied_params = [model.lm_head.weight, model.embed.weight]
+    head_and_embed = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
         dict(params=lookup_params, lr=args.value_embed_lr,
              betas=(args.value_embed_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.value_embed_decay_factor),
-        dict(params=tied_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
+        dict(params=head_and_embed, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.head_decay_factor),
         dict(params=[model.x0_weights], lr=args.scalar_lr, replicated=True),
         dict(params=[model.scalars], lr=args.scalar_lr, **small),
@@ -1157,7 +1157,7 @@ def warm_up(model, optimizers, load_train, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
-        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach every stage
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 visit all stages
         inputs, targets = next(load_train(step=step))
         model.set_window(*window_sizes(step, args))
         weights = torch.tensor(target_weights(step, args)).to(inputs.device)
@@ -1227,9 +1227,9 @@ def init_distributed():
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
     torch.get_device_module(device).set_device(device)
-    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    rendezvous = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+                            timeout=timedelta(minutes=30), **rendezvous)  # compilation is slow
     return device
 
 

@@ -8,8 +8,8 @@ Parent:  14h prefix targets
 Changed: the MLP's inputs, weights and activations are rounded to 8 bits for its two products; the
          activations' scale follows from the previous forward pass
 Record:  #89 by @Mister-dev-oss, @CerovazS, @MarioPaerle, @GabrieleCirillo, @crisostomi, 2026-07-17:
-         1.23 minutes on 8xH100 when merged; its own 13 runs, on #84's code (1,390 steps), took 1.33
-         minutes on average, mean val loss 3.2784. The first product in FP8: #84 by @sisovicm.
+         1.23 minutes on 8xH100 when merged; its 13 logged runs, on #84's code (1,390 steps), took
+         1.33 minutes on average: val loss 3.2784. #84 by @sisovicm put the first product in FP8.
 Run:     python data/cached_fineweb10B.py N   (from the repository root; N shards of 100M tokens)
          torchrun --standalone --nproc_per_node=8 path/to/this/train_gpt.py  (the record: 8 GPUs)
          python tools/run_milestone.py ID (any machine; --scale tiny --dry-run prints the command)
@@ -53,7 +53,7 @@ class Hyperparameters:
     # data
     train_files: str = "data/fineweb10B/fineweb_train_*.bin"
     val_files: str = "data/fineweb10B/fineweb_val_*.bin"
-    prefix_file: str = "data/fineweb10B/gpt2_prefixes.bin"  # from data/prefixes.py; none = not used
+    prefix_file: str = "data/fineweb10B/gpt2_prefixes.bin"  # from data/prefixes.py; "none" = unused
     val_tokens: int = 10_485_760  # the same for every milestone, so that losses are comparable
     total_batch_size: int = 131_072  # tokens per optimizer step, all ranks, in the first stage
     train_seq_len: int = 16_384  # tokens per sequence in the first stage: documents end to end
@@ -71,12 +71,12 @@ class Hyperparameters:
     bigram_rows: int = 377_280  # rows of the bigram table: 7.5 times the vocabulary's
     sign_rows: int = 8192  # rows of random signs; each bigram uses one row
     bigram_scale: float = 0.05  # initial factor of a bigram's row where it joins the stream
-    value_embed_init: float = 0.01  # initial standard deviation; not 0: gates read the tables
+    value_embed_init: float = 0.01  # initial standard deviation; if 0, gates get no first gradient
     own_value_pattern: str = ".V.VV..V..."  # V = a share of the token's own value is removed
     gate_pattern: str = "...G......G"  # G = attention's heads are gated
-    gate_init: float = 0.25  # initial gates of heads; without a sigmoid, so any value is possible
-    skip_init: float = 0.5  # initial skip_factor: per token, it multiplies the skip's learned share
-    late_layer: int = 4  # early_net reads x0, for layers before this one; late_net reads its input
+    head_gate_init: float = 0.25  # initial gates of heads; no sigmoid, so any value is possible
+    skip_factor_init: float = 0.5  # initial factor per token of the skip; a sigmoid scales it, too
+    late_layer: int = 4  # earlier layers use early_net(x0), the others late_net(this layer's input)
     layer_net_scale: float = 0.1  # initial value of the learned factor of early_net and late_net
     composed_window: int = 112  # tokens that a query of composed_heads sees, its own included
     composed_block: int = 128  # queries that are computed together
@@ -85,11 +85,11 @@ class Hyperparameters:
     cached_layer: int = 7  # later layers' attention reads its output; last layer and head mix it in
     coefficient_dim: int = 64  # hidden width of the networks that compute coefficients
     mix_scale: float = 0.1  # multiplies the outputs of mix_net and final_mix_net; fixed
-    window_pattern: str = "PSPLSPLSSPL"  # windows: L = long, S = short, P = short with paired heads
+    window_pattern: str = "PSPLSPLSSPL"  # L = long, S = short, P = paired heads and half of short
     gate_channels: int = 12  # leading channels a gate reads; for value gates half are the table's
-    fp8_x_scale: float = 448 / 100  # FP8 maximum / limit; head inputs reach at most sqrt(768) = 28
+    fp8_x_scale: float = 448 / 100  # as in the record: 100 becomes 448; inputs reach sqrt(768) = 28
     fp8_weight_scale: float = 448 / 1.6  # as in the record; clamps the head's weights beyond 1.6
-    fp8_grad_scale: float = 448 / 0.75  # logit gradients, see train, are below 2; e5m2 holds 57,344
+    fp8_grad_scale: float = 448 / 0.75  # e5m2 covers 96; logit gradients, see train, are below 2
     fp8_mlp_act_headroom: float = 1.8  # allowed growth of the largest activation per forward pass
     fp8_mlp_weight_headroom: float = 1.12  # allowed growth of c_proj's largest weight per step
     fp8_settle_steps: int = 16  # up to this step c_proj's scale is exact: its weights grow from 0
@@ -102,12 +102,12 @@ class Hyperparameters:
     cap_width: float = 7.5
     attention_scale: float = 0.1  # softmax scale at window_start; YaRN raises it
     # optimizer and schedules
-    muon_lr: float = 0.023  # times a factor below: RMS of an update's singular values
+    muon_lr: float = 0.023  # this x a factor below = RMS of an update's singular values
     attention_lr_factor: float = 1.0  # multiplies muon_lr for attention's matrices
     mlp_in_lr_factor: float = 2.0  # multiplies muon_lr for the first matrix of each MLP
     mlp_out_lr_factor: float = 4.0  # multiplies muon_lr for the second matrix of each MLP
     neuron_beta: float = 0.9  # decay of the running mean square of each column of an update
-    muon_weight_decay: float = 1.2  # a step removes at most this x rate^2 x lr factor x weight
+    muon_weight_decay: float = 1.2  # a step removes this x lr^2 x lr factor x weight, or nothing
     muon_momentum_start: float = 0.85
     muon_momentum: float = 0.95
     value_embed_lr: float = 0.6  # rate of both the value embeddings and the bigram table
@@ -125,24 +125,24 @@ class Hyperparameters:
     small_beta1: float = 0.9  # for all of Adam's parameters but the tables
     small_beta2: float = 0.99  # for gates, networks and other scalars
     adam_eps: float = 8e-10  # 8 times the record's: here gradients are sums over ranks, not means
-    adam_weight_decay: float = 0.005  # a step removes at most this x rate^2 x decay factor x weight
+    adam_weight_decay: float = 0.005  # a step removes this x lr^2 x decay factor x weight, or 0
     value_embed_decay_factor: float = 5.0  # shared with the bigram table
     head_decay_factor: float = 150.0  # shared with the embedding; large, because the rate is small
     adam_every: int = 2  # steps per Adam step: embeddings and head benefit from larger batches
     second_target_weight: float = 0.5  # weight of the second token ahead: 0 after the second stage
     third_target_weight: float = 0.25  # weight of the third token ahead: 0 after the first stage
-    prefix_weight: float = 0.25  # weight of the target's longest prefix: 0 after the second stage
+    prefix_weight: float = 0.25  # weight of the target's longest prefix token: 0 after stage 2
     train_steps: int = 1285
-    scheduled_steps: int = 1270  # the rate's cooldown and the last of three stages end here
-    second_stage_lr: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
-    third_stage_lr: float = 1.73  # about 3^0.5, as in the record; not reached: cooldown has begun
+    scheduled_steps: int = 1270  # three equal stages and the cooldown end here
+    second_stage_peak: float = 1.52  # peak of lr_multiplier: about 2^0.6, for twice the tokens
+    third_stage_peak: float = 1.73  # about 3^0.5, as in the record; not reached: cooldown has begun
     cooldown_frac: float = 0.6  # share of scheduled_steps, so the cooldown scales with the run
     final_lr_multiplier: float = 0.15
     momentum_warmup_steps: int = 300
     momentum_cooldown_steps: int = 50  # last steps, in which momentum returns to its start
     window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_end: int = 1664  # window after the scheduled steps
+    window_end: int = 1664  # after scheduled_steps; in the last validation only S and YaRN use it
     long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
@@ -163,7 +163,7 @@ class Hyperparameters:
 def parse_args(argv=None):
     """Hyperparameters from the command line: `--name=value` for any field of the dataclass."""
     def boolean(text):
-        return bool(("False", "True").index(text))  # a ValueError otherwise, which argparse reports
+        return ("False", "True").index(text) == 1  # argparse reports the ValueError of other texts
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name, default in asdict(Hyperparameters()).items():
         kind = type(default)
@@ -174,25 +174,25 @@ def parse_args(argv=None):
 
 # ------------------------------------------- Schedules -------------------------------------------
 class Stage(NamedTuple):
-    """A row of the table of schedules; every step has the same number of sequences."""
+    """A row of the table of schedules; batches grow by longer sequences, not by more of them."""
     seq_len: int  # tokens per training sequence
     document_len: int  # tokens kept of a document
-    peak_lr: float  # lr_multiplier without the cooldown
+    peak: float  # lr_multiplier without the cooldown
     window: int  # previous tokens that L layers see
     target_weights_start: list  # at the start: the next token's weight, then other targets'
     target_weights_end: list  # at the end
 
 
 def stages(args):
-    """Three equal parts of scheduled_steps, then the steps after them, where peak_lr is unused."""
+    """Three equal parts of scheduled_steps, then the steps after, where `peak` has no effect."""
     T, start, growth = args.train_seq_len, args.window_start, args.window_growth
     short, full = args.first_document_len, args.max_document_len
     second, third = args.second_target_weight, args.third_target_weight
     prefix = args.prefix_weight  # each list's last weight; it falls to 0 in the second stage
     return [
         Stage(1 * T, short, 1.0, start, [1, second, third, prefix], [1, second, 0, prefix]),
-        Stage(2 * T, full, args.second_stage_lr, start + growth, [1, second, prefix], [1, 0, 0]),
-        Stage(3 * T, full, args.third_stage_lr, start + 2 * growth, [1, 0], [1, 0]),
+        Stage(2 * T, full, args.second_stage_peak, start + growth, [1, second, prefix], [1, 0, 0]),
+        Stage(3 * T, full, args.third_stage_peak, start + 2 * growth, [1, 0], [1, 0]),
         Stage(3 * T, full, args.final_lr_multiplier, args.window_end, [1, 0], [1, 0]),
     ]
 
@@ -207,7 +207,7 @@ def stage(step, args):
 def lr_multiplier(step, args):
     """The stage's peak; a linear cooldown blends in final_lr_multiplier (arXiv 2405.18392)."""
     remaining = min(1.0, max(0.0, 1 - step / args.scheduled_steps) / args.cooldown_frac)
-    return stage(step, args).peak_lr * remaining + (1 - remaining) * args.final_lr_multiplier
+    return stage(step, args).peak * remaining + (1 - remaining) * args.final_lr_multiplier
 
 
 def target_weights(step, args):
@@ -220,7 +220,7 @@ def target_weights(step, args):
 
 
 def last_tied_step(args):
-    """The last step with one table: the first one at or after tied_frac in which Adam steps."""
+    """The last step with one table: Adam's first step at or after tied_frac of the schedule."""
     step = math.ceil(args.tied_frac * args.scheduled_steps)
     while (step + 1) % args.adam_every:  # Adam skips this step
         step += 1
@@ -277,8 +277,8 @@ def packed_rows(shard, row_stages, args):
 def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size, device, step=0):
     """Yields this rank's micro-batches without end: inputs and targets, each (B, T) int64.
 
-    If packed, `step` is the first step's number, each row is as long as its step's stage requires,
-    and step_tokens and seq_len are step 0's. If not, a row starts where the previous one ends.
+    If packed, `step` is the number of the first step, rows are as long as their stage requires, and
+    step_tokens and seq_len are the first stage's. If not, a row starts where the previous one ends.
     Blocks of B rows go to the ranks round-robin. A shard's tail too short for a step is skipped.
     """
     B, T = args.micro_batch_size, seq_len
@@ -308,7 +308,7 @@ def token_batches(pattern, step_tokens, seq_len, packed, args, rank, world_size,
 
 
 def prefetched(batches, args, device):
-    """Iterates over the same batches; a thread prepares prefetched_batches of them in advance."""
+    """Iterates over `batches`; a thread prepares prefetched_batches of them in advance."""
     executor = ThreadPoolExecutor(  # one thread keeps the order; by default its device is cuda:0
         max_workers=1, initializer=torch.get_device_module(device).set_device, initargs=(device,))
     ready = deque(executor.submit(next, batches) for _ in range(args.prefetched_batches))
@@ -321,7 +321,7 @@ def prefetched(batches, args, device):
 def document_starts(inputs, args):
     """Starts of documents and rows (cu_seqlens) in flat inputs (B, T): int32, padded with B * T."""
     begins = (inputs == args.bos_id) | (torch.arange(inputs.size(1), device=inputs.device) == 0)
-    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static: one start per 410 tokens
+    size = 32 * math.ceil(max(1, inputs.numel() // 410) / 32)  # static; room for 1 per 410 tokens
     return torch.nonzero_static(begins.flatten(), size=size, fill_value=inputs.numel())[:, 0].int()
 
 
@@ -395,7 +395,7 @@ if find_spec("triton"):  # CPU builds of PyTorch come without it
 def symmetric_product(x, addend=None, alpha=1.0, beta=1.0, use_triton=False):
     """x x' for x (N, M, K) or, given a symmetric addend (N, M, M), alpha x x' + beta addend."""
     N, M, K = x.shape
-    if not use_triton or M < 64:  # the kernel would waste most of its 64-row tiles
+    if not use_triton or M < 64:  # the kernel would waste much of its 64-row tiles
         return x @ x.mT if addend is None else torch.baddbmm(
             addend, x, x.mT, beta=beta, alpha=alpha)
     out = x.new_empty(N, M, M)
@@ -411,7 +411,7 @@ if find_spec("triton"):
     @triton.autotune(key=["N", "K"], configs=[
         triton.Config(dict(ROWS=128, COLUMNS=columns, DEPTH=depth), num_warps, num_stages)
         for columns, num_warps in ((128, 4), (128, 8), (256, 8)) for num_stages in (3, 4)
-        for depth in (64, 128)])  # 128-byte rows: 64 bfloat16 or 128 FP8 numbers
+        for depth in (64, 128)])  # tile rows of 128 bytes: 64 bfloat16 or 128 FP8 numbers
     @triton.jit
     def relu2_kernel(a, b, post, out, factor, scale, out8, amax, M, N, K, k_stride, j_stride,
                      ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
@@ -419,7 +419,7 @@ if find_spec("triton"):
 
         With FP8 a and b: out = relu(factor a b)^2, out8 = min(scale out, 448), amax = max(out).
         """
-        # a (M, K), post, out, out8 (M, N) are contiguous; FP8's b (K, N) is a transposed view.
+        # a (M, K), post, out, out8 (M, N) are contiguous; b is (K, N), in FP8 stored as (N, K).
         tile, tile_rows, tile_columns = tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS)
         tile_row, tile_column = tl.swizzle2d(  # groups of 8 tile rows share loaded tiles of b
             tile // tile_columns, tile % tile_columns, tile_rows, tile_columns, 8)
@@ -443,7 +443,7 @@ if find_spec("triton"):
             total *= 2 * tl.sqrt(tl.load(post + offset, mask=inside, other=0.0).to(tl.float32))
         tl.store(out + offset, total.to(out.dtype.element_ty), mask=inside)
         if out8 is not None:
-            tl.atomic_max(amax, tl.max(total), sem="relaxed")  # values beyond the edge repeat
+            tl.atomic_max(amax, tl.max(total), sem="relaxed")  # beyond the edge, values only repeat
             total = tl.minimum(tl.load(scale) * total, 448.0, propagate_nan=tl.PropagateNan.ALL)
             tl.store(out8 + offset, total.to(out8.dtype.element_ty), mask=inside)
 
@@ -464,7 +464,7 @@ def relu2_product(a, b, post=None, use_triton=False):
 
 
 def fp8_relu2_product(a, a_scale, b, b_scale, scale, dtype, use_triton=False):
-    """relu(a b' / scales)^2 for FP8 a (M, K), b (N, K): as dtype, scaled as FP8, its maximum."""
+    """(y, scale * y in FP8, max(y)) with y = relu(a b' / scales)^2 for FP8 a (M, K), b (N, K)."""
     if not use_triton:
         out = F.relu(fp8_product(a, a_scale, b, b_scale, dtype)).square()
         return out, quantize(out, scale, a.dtype), out.amax()
@@ -522,7 +522,7 @@ if find_spec("triton"):
 
 def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.0,
                    use_triton=False):
-    """Losses (N,) of logits (N, V) and, given grad_dtype, grad_scale times their sum's gradients.
+    """Losses (N,) of logits (N, V); given grad_dtype, also d(sum of losses)/d(logits) * grad_scale.
 
     A loss is the weighted sum of the cross-entropies with targets (N, K); -1 = no target. Logits
     first pass a softcap (arXiv 2408.00118): height * sigmoid((logits + shift) / width).
@@ -552,7 +552,7 @@ def loss_and_grads(logits, targets, weights, cap, grad_dtype=None, grad_scale=1.
 # --------------------------------------------- Model ---------------------------------------------
 def norm(x):
     """RMS norm over the last dimension, without parameters (arXiv 1910.07467)."""
-    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # default: x.dtype's
+    return F.rms_norm(x, (x.size(-1),), eps=torch.finfo(torch.float32).eps)  # for bfloat16 x, too
 
 
 def init_uniform(weight, scale=0.5):
@@ -565,8 +565,8 @@ class Rotary(nn.Module):
     """Rotary positions (arXiv 2104.09864): scores depend on positions only through distances."""
     def __init__(self, head_dim, seq_len):
         super().__init__()
-        # At position t dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
-        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 repeat them with a minus.
+        # At position t, dimensions (i, i + D/2) rotate by t * frequencies[i]. Half the frequencies
+        # fall geometrically from 1 to 1 / 1024, half are 0. The last D/2 negate sines, not cosines.
         rotating = (1 / 1024) ** torch.linspace(0, 1, head_dim // 4)
         fixed = torch.zeros(head_dim // 4)
         self.frequencies = torch.cat((rotating, fixed, -rotating, fixed))  # (D,), for window_start
@@ -574,7 +574,7 @@ class Rotary(nn.Module):
         self.register_buffer("sin", torch.empty_like(self.cos), persistent=False)
 
     def set_window(self, window, args):
-        """Sets tables and scale: a YaRN step (arXiv 2309.00071) per growth, up to this window."""
+        """Sets cos, sin, scale: a YaRN step (arXiv 2309.00071) per growth of the window so far."""
         frequencies, self.scale = self.frequencies, args.attention_scale
         windows = [row.window for row in stages(args) if row.window <= window]
         for old, new in itertools.pairwise(windows):
@@ -593,12 +593,12 @@ class Rotary(nn.Module):
 
 
 def attention_masks(inputs, windows, training, args):
-    """{kind: mask (B, 1, U, U) or (starts, longest, window)}, in slots: U = T, or 2T for kind P."""
+    """{kind: mask (B, 1, U, U) or (starts, longest, window)}; P has U = 2T slots, others T."""
     slots_per_token = {kind: 2 if kind == "P" else 1 for kind in windows}  # see pair_heads
     T = inputs.size(1)
     if args.attention_kernel != "dense":  # kernels take document starts (cu_seqlens), not a mask
         starts = document_starts(inputs, args)
-        document_lens = {row.seq_len: row.document_len for row in stages(args)}  # T tells the stage
+        document_lens = {row.seq_len: row.document_len for row in stages(args)}  # T gives the stage
         longest = document_lens.get(T, args.max_document_len) if training else T
         return {kind: (slots_per_token[kind] * starts, slots_per_token[kind] * longest, window)
                 for kind, window in windows.items()}
@@ -651,7 +651,7 @@ def composed_heads(q, k, v, document_ids, mixture, scale, window, block):
     """Outputs (B, T, H, D) of all heads under one attention map: a signed sum of the heads' maps.
 
     DCMHA (arXiv 2405.08553): mixture (B, T, H) weighs heads' probabilities, each a softmax over the
-    last `window` tokens of the query's document. Keys are of its block and the previous one.
+    last `window` tokens of the query's document. A query's keys are in its block or the previous.
     """
     T = q.size(1)
     def blocks(x):  # (B, T, ...) to (B, N, block, ...), padded with zeros
@@ -683,7 +683,7 @@ class CausalSelfAttention(nn.Module):
         weights = torch.empty(4, args.model_dim, args.model_dim)  # Q, K, V, output
         init_uniform(weights[:3], args.qkv_init)
         init_uniform(weights[3], args.output_init)
-        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # (H, 2D, C): two heads each
+        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)  # (H, 2D, C): adjacent heads
         self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])
         self.rotary = rotary
         self.has_key_offset = args.window_pattern[layer] == "L"
@@ -760,7 +760,7 @@ class SquaredReLUMLP(torch.autograd.Function):
         return grad_pre @ w_in.T, x.T @ grad_pre, grad.T @ post, None, None, None
 
 
-def fp8_weights(w_in, w_out, expected_amax=None):
+def make_weights8(w_in, w_out, expected_amax=None):
     """w_in transposed and w_out in FP8, each with its scale; then the largest weight of w_out.
 
     Given expected_amax, w_out is quantised in one pass, which need not wait for its maximum.
@@ -781,15 +781,15 @@ class MLP(nn.Module):
         self.c_fc = nn.Parameter(weight.T.contiguous())  # transposed: one Muon batch with c_proj
         self.c_proj = nn.Parameter(torch.zeros(args.model_dim, hidden_dim))
         self.args = args
-        self.register_buffer("post_limit", torch.tensor(448.0))  # makes the first scale 1
+        self.register_buffer("post_limit", torch.tensor(448.0))  # expected maximum; first scale 1
         self.weights8 = self.out_amax = None
-        self.fp8_weights = torch.compile(fp8_weights, dynamic=False, disable=not args.compile)
+        self.make_weights8 = torch.compile(make_weights8, dynamic=False, disable=not args.compile)
 
     @torch.no_grad()
     def renew_fp8_weights(self, delayed=False):
-        """Renews the FP8 weights; if `delayed`, c_proj's scale follows from its last maximum."""
+        """Renews the FP8 weights; if `delayed`, c_proj's scale uses the previous step's maximum."""
         expected_amax = self.args.fp8_mlp_weight_headroom * self.out_amax if delayed else None
-        self.weights8, self.out_amax = self.fp8_weights(self.c_fc, self.c_proj, expected_amax)
+        self.weights8, self.out_amax = self.make_weights8(self.c_fc, self.c_proj, expected_amax)
 
     def forward(self, x):
         operands = x.flatten(0, -2), self.c_fc, self.c_proj, self.args.use_triton
@@ -823,7 +823,7 @@ class ValueEmbeds(nn.Module):
 
 
 def bigram_hashes(inputs, rows):
-    """Rows (B, T) of bigrams (previous token, token), even across documents; many share a row."""
+    """Row numbers (B, T) of bigrams (previous token, token), across documents too; many collide."""
     hashes = (36313 * inputs[:, 1:] ^ 27191 * inputs[:, :-1]) % (rows - 1)  # the record's factors
     return F.pad(hashes, (1, 0), value=rows - 1)  # the last row: no previous token
 
@@ -860,7 +860,7 @@ class CoefficientNet(nn.Module):
         self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
         init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
         self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
-        # bfloat16 has steps of 1/64 at 2.5 (0.25 / 0.1), 1/8 at 20 (2 / 0.1): such biases stay put.
+        # In bfloat16 Adam's steps are lost: spacing 1/64 at 2.5 (0.25 / 0.1), 1/8 at 20 (2 / 0.1).
         self.bias = nn.Parameter(initial / scale)
 
     def forward(self, x, scale):
@@ -881,12 +881,12 @@ def coefficient_layout(args, layers):
     gated_layers = [i for i, letter in enumerate(args.gate_pattern) if letter == "G"]
     layout = [  # name, its layers, number of values, their initial value
         ("own_value", own_value_layers, args.num_heads, 0.0),
-        ("head_gates", gated_layers, args.num_heads, args.gate_init),
+        ("head_gates", gated_layers, args.num_heads, args.head_gate_init),
         ("mixture", [args.num_layers - 1], args.num_heads, 1.0),
         ("add_composed", [args.num_layers - 1], args.num_heads, 0.0),
         ("x0", injected_layers, 1, 0.0),
         ("bigrams", injected_layers, 1, args.bigram_scale),
-        ("skip_factor", [args.skip_to], 1, args.skip_init),
+        ("skip_factor", [args.skip_to], 1, args.skip_factor_init),
     ]
     return {(name, layer): count * [value] for name, used_in, count, value in layout
             for layer in layers if layer in used_in}
@@ -906,7 +906,7 @@ class Block(nn.Module):
         self.injected = ["skip"] if layer == args.skip_to else added
         self.mlp = MLP(args)
 
-    def forward(self, x, value_embed, sources, c, masks, document_ids):  # c: coefficients by name
+    def forward(self, x, value_embed, sources, c, masks, document_ids):  # sources, c: dicts by name
         if self.attn is not None:
             normed = norm(sources["cached"] if self.reads_cached else x)
             extra_values = None
@@ -997,7 +997,7 @@ class GPT(nn.Module):
     def __init__(self, args):
         super().__init__()
         self.args = args
-        assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be a later layer"
+        assert args.skip_from < args.skip_to < args.num_layers, "skip_to should be after skip_from"
         assert args.attention_kernel in ("FA2", "FA3", "dense"), "unknown attention kernel"
         if args.attention_kernel == "FA3":
             activate_flash_attention_impl("FA3")  # replaces PyTorch's own FA2
@@ -1030,14 +1030,14 @@ class GPT(nn.Module):
         self.model_init = dict(smear=0.0, skip=-1.5)  # all values as in the record
         scalars = [*self.layer_init.values()] * args.num_layers + [*self.model_init.values()]
         self.scalars = nn.Parameter(torch.tensor(scalars))
-        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))  # 1.1 a pair
+        self.keep_weights = nn.Parameter(torch.full((args.num_layers, 2), 1.1 ** 0.5))  # twice: 1.1
         self.add_weights = nn.Parameter(torch.ones(args.num_layers, 2))  # attention's and MLP's
         if args.bf16:
             for module in self.children():  # embedding and head give the stream its dtype
                 module.bfloat16()  # gates and scalars, parameters of the model itself, stay float32
             for block in self.blocks:  # bfloat16 holds 448, but would round later limits
                 block.mlp.post_limit = block.mlp.post_limit.float()
-        self.set_window(args.window_end, args.long_window_end)
+        self.set_window(args.window_end, args.long_window_end)  # as in the last validation
 
     def set_window(self, window, long_window):
         # The compiler treats Python numbers as constants and compiles once per stage.
@@ -1054,7 +1054,7 @@ class GPT(nn.Module):
         L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_init, row, strict=True)) for row in rows]
-        # Unread, as in the record: LastBlock's, but what attention reads; *_attn without attention.
+        # Unread, as in the record: LastBlock's but value, output; without attention, all but *_mlp.
         for i, c in enumerate(layers):
             c["keep_attn"], c["keep_mlp"] = self.keep_weights[i]
             c["add_attn"], c["add_mlp"] = self.add_weights[i]
@@ -1087,7 +1087,7 @@ class GPT(nn.Module):
             if i == self.args.cached_layer:
                 sources["cached"] = x
         earlier = (sources["start"], sources["cached"], outputs[-2],
-                   value_embeds[self.value_embeds.layers[0]], outputs[self.args.skip_from])
+                   value_embeds[min(value_embeds)], outputs[self.args.skip_from])
         # Initially minus half of the cached output, which helps later layers more than the head.
         x = x + weighted_sum(self.final_mix_net(x, self.args.mix_scale)["earlier"], earlier)
         return self.logits_or_loss(norm(x), targets, target_weights, prefix_targets)
@@ -1178,7 +1178,7 @@ def cautious_update(weights, updates, rates, decay, remainders=None):
 
 
 def adam_update(param, grad, mean, mean_square, rate, decay, beta1, beta2, eps):
-    """Adam (arXiv 1412.6980), in place; `rate` is bias-corrected, `decay` includes rate squared."""
+    """Adam (arXiv 1412.6980), in place; `rate` is the bias-corrected lr, `decay` has lr squared."""
     grad = grad.to(mean.dtype)  # means are float32: bfloat16 rounds their small steps away
     mean.lerp_(grad, 1 - beta1)
     mean_square.lerp_(grad.square(), 1 - beta2)
@@ -1372,12 +1372,12 @@ def make_optimizers(model, args):
     layer_nets = [model.early_net, model.late_net]
     small = dict(betas=(args.small_beta1, args.small_beta2), replicated=True)  # too small to shard
     lookup_params = [model.value_embeds.weight, model.bigram_embed.weight]
-    tied_params = [model.lm_head.weight, model.embed.weight]
+    head_and_embed = [model.lm_head.weight, model.embed.weight]
     adam_groups = [
         dict(params=lookup_params, lr=args.value_embed_lr,
              betas=(args.value_embed_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.value_embed_decay_factor),
-        dict(params=tied_params, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
+        dict(params=head_and_embed, lr=args.head_lr, betas=(args.head_beta1, args.adam_beta2),
              weight_decay=args.adam_weight_decay * args.head_decay_factor),
         dict(params=[model.keep_weights], lr=args.scalar_lr, replicated=True),
         dict(params=[model.add_weights], lr=args.add_lr, replicated=True),
@@ -1425,7 +1425,7 @@ def warm_up(model, optimizers, load_train, prefixes, args):
     """Runs a few training steps to compile the kernels, then restores all states."""
     initial_states = deepcopy([part.state_dict() for part in (model, *optimizers)])
     for i in range(1, args.kernel_warmup_steps + 1):
-        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 reach every stage
+        step = math.ceil(args.scheduled_steps * i / args.kernel_warmup_steps)  # 6 visit all stages
         inputs, targets = next(load_train(step=step))
         model.set_window(*window_sizes(step, args))
         model.renew_fp8_weights(delayed=i > 1)  # exact scales, then delayed: both are compiled
@@ -1497,9 +1497,9 @@ def init_distributed():
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if on_gpu else "cpu")
     torch.get_device_module(device).set_device(device)
-    alone = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
+    rendezvous = {} if "RANK" in os.environ else dict(store=dist.HashStore(), rank=0, world_size=1)
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None,
-                            timeout=timedelta(minutes=30), **alone)  # compilation is slow
+                            timeout=timedelta(minutes=30), **rendezvous)  # compilation is slow
     return device
 
 
