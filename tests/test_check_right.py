@@ -339,13 +339,14 @@ def test_a_block_mask_shows_the_tiles_that_it_lists(whole, count, twice):
 
     full = [None, None] if whole is None else tiles([0, 1], [[0, 1], [whole, 1 - whole]])
     seen, *told = as_compiled(BlockMask.from_kv_blocks(
-        *tiles([1, 1], [[0, 1], [1, 0]]), *full, BLOCK_SIZE=2, mask_mod=lambda b, h, q, k: q >= k))
-    wanted = torch.block_diag(*[torch.ones(2, 2).tril()] * 2).bool()
+        *tiles([1, 1], [[0, 1], [1, 0]]), *full, BLOCK_SIZE=(2, 3),
+        mask_mod=lambda b, h, q, k: q >= k))
+    wanted = torch.block_diag(*[torch.ones(2, 3)] * 2).tril().bool()
     if whole is not None:
-        wanted[2:, 2 * whole : 2 * whole + 2] = True
-    at, zero = torch.arange(4), torch.tensor(0)
+        wanted[2:, 3 * whole : 3 * whole + 3] = True
+    q, k, head = torch.arange(4), torch.arange(6), torch.tensor(5)  # one mask is for all heads
     assert told == [count, twice]
-    assert seen.mask_mod(zero, zero, at[:, None], at).equal(wanted)
+    assert seen.mask_mod(head, head, q[:, None], k).equal(wanted)
 
 
 def test_messages_that_no_step_waits_for_are_counted_over_optimizers():
@@ -489,7 +490,10 @@ def test_what_stops_a_script_comes_first_and_what_may_follow_from_it_is_left_out
     assert differences(wanted, seen) == [
         Deviation("run", "it runs to its end", "it stops: ValueError: x", 3, "f(x)"), dtype]
     later = Deviation("later", "x, z", "nothing of the kind")
-    assert differences(wanted, {**seen, "run": wanted["run"]}) == [dtype, later]
+    wanted |= {"lines": ["log", ["x" * 91], 0], "bytes": ["at most", 7, (1, 0)]}
+    assert differences(wanted, {**seen, "run": wanted["run"]}) == [
+        dtype, later, Deviation("lines", f"{'x' * 90} …", "nothing of the kind"),
+        Deviation("bytes", "7", "nothing of the kind")]
     assert alike({"run": stops}, {"run": [*stops[:2], 4, ""]})
     assert not alike({"run": stops}, {"run": ["error", "ValueError: y", 3, "f(x)"]})
     found = [dtype, Deviation("run", "2", "3"), later, Deviation("other", "4", "5")]

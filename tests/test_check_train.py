@@ -518,9 +518,9 @@ def test_a_script_that_deletes_the_files_of_its_run_is_told(script, monkeypatch,
     script.write_text('"""A \\d that Python warns of."""')
     def examine(source, examination):
         assert (examination.budget, gc.isenabled()) == (5, True)
-        assert {os.environ[name] for name in (
-            "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")} == {
-                "", "1", str(examination.folder)}
+        assert [os.environ[name] for name in (
+            "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")] == [
+                "", "1", str(examination.folder)]
         yield Outcome("model")
         raise FileNotFoundError(2, "No such file or directory", str(examination.folder / "output0"))
 
@@ -619,6 +619,15 @@ what the script does
 2 of 5 checks pass. Stuck?
     python tools/check_train.py 01 --hint --script train_gpt.py
 """
+
+
+def test_an_edit_meanwhile_is_not_what_was_checked(script, answers, monkeypatch):
+    before, check = progress.hash_of(script), commands.check
+    monkeypatch.setattr(commands, "check", lambda *given: (edit(script), check(*given))[1])
+    for look in (commands.check_once, lambda *given: commands.give_hint(*given[:2], None, None, 1)):
+        look(learner_of(script)[0], MANIFEST.get("01"), 1)
+        assert learner_of(script)[0].progress.of(MANIFEST.get("01")).script == before
+        before = progress.hash_of(script)
 
 
 def test_what_a_check_finds_is_noted():
@@ -880,6 +889,7 @@ def test_what_a_command_line_does(arguments, does, monkeypatch, tmp_path):
     done, signals = [], {}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(COMMAND), *arguments])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(signal, "signal", signals.__setitem__)
     for name in ("show_list", "take_milestone", "watch", "give_hint", "check_once"):
         monkeypatch.setattr(commands, name, lambda *given, name=name: done.append((name, *given)))
