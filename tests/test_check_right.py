@@ -467,6 +467,10 @@ def test_how_tensors_differ_is_told_in_numbers():
              ("a: RMS 1", "RMS 1.001, and differs by 0.12%")),
             ("tensors", {"a": one}, {"a": -2 * one},
              ("a: RMS 1", "RMS 2, -2 times the milestone's")),
+            ("tensors", {"a": one}, {"a": one.cumsum(0).clamp(max=3) / 3},
+             ("a: RMS 1", "RMS 0.7993, and differs by 37.27%")),
+            ("tensors", dict(a=1e3 * one, b=one), dict(a=1e3 * one, b=1.01 * one),
+             ("b: RMS 1", "RMS 1.01, 1.01 times the milestone's (1 of 2 tensors differ)")),
             ("tensors", {"a": 0 * one}, {"a": one}, ("a: RMS 0", "RMS 1")),
             ("tensors", {"a": one}, {"a": one / 0}, ("a: RMS 1", "RMS inf")),
             ("tensors", dict(a=one, b=one), dict(a=1.496 * one, b=1.5 * one),
@@ -490,6 +494,8 @@ def test_what_stops_a_script_comes_first_and_what_may_follow_from_it_is_left_out
     assert differences(wanted, seen) == [
         Deviation("run", "it runs to its end", "it stops: ValueError: x", 3, "f(x)"), dtype]
     later = Deviation("later", "x, z", "nothing of the kind")
+    ran = differences(wanted | {"in": ["clue", [1], 0]}, seen | {"in": ["clue", [2], 0]})
+    assert [deviation.what for deviation in ran] == ["run", "in", "dtype"]
     wanted |= {"lines": ["log", ["x" * 91], 0], "bytes": ["at most", 7, (1, 0)]}
     assert differences(wanted, {**seen, "run": wanted["run"]}) == [
         dtype, later, Deviation("lines", f"{'x' * 90} …", "nothing of the kind"),
@@ -517,7 +523,7 @@ def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():
     from speedrun.check.differences import differences, further_signs
 
     def shown(token, loss, gradient, dtype="float32"):
-        return {"the inputs": ["clue", [7, token], 0], "the gradient in call 1": [
+        return {"the inputs": ["clue", [7, token, *range(8)], 0], "the gradient in call 1": [
                     "tensors", {"a": torch.ones(4) * gradient, "b": torch.ones(4)}, 1e-3],
                 "the loss of call 1": ["numbers", {"": loss}, 1e-5], "dtype": ["fact", dtype, 0]}
 
@@ -531,7 +537,7 @@ def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():
     wanted = shown(5, 1.0, 1.0)
     found = differences(wanted, shown(6, 2.0, 3.0, "float16"))
     assert (found[0].expected, found[0].got) == (
-        "token 1 and those after it are 5 ...", "6 ...")
+        "token 1 and those after it are 5, 0, 1, 2, 3, 4 ...", "6, 0, 1, 2, 3, 4 ...")
     assert further_signs(found, wanted) == (
         "dtype: float16, not float32; the loss of call 1: 2, not 1")
 
@@ -692,6 +698,8 @@ def test_the_stand_in_for_triton_computes_as_triton_does():
     for value in 3.0, 5.0:
         tl.atomic_max(at + 2, torch.tensor(value))
         assert values[2] == max(4, value)
+    tl.store(at + 2 * i[:2, None] + i[:2], 9.0, mask=i[:2] < 1)
+    assert values.tolist() == [9, 1, 9, 6]
     assert [tl.swizzle2d(n // 2, n % 2, 3, 2, 2) for n in range(6)] == [
         (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
     assert [(tl.cdiv(n, 2), triton.next_power_of_2(n)) for n in (7, 8)] == [(4, 8), (4, 8)]
@@ -708,6 +716,7 @@ def test_the_stand_in_for_triton_computes_as_triton_does():
         torch.testing.assert_close(eval(code, vars(tl), dict(x=x)), torch.tensor(wanted),
                                    check_dtype=False, equal_nan=True)
     assert (tl.full((2,), 7, tl.int32).dtype, i.dtype) == (torch.int32, torch.int32)
+    assert tl.dot(x.half(), x.half()).dtype == torch.float32
     eight = [torch.ones(100).index_fill(0, torch.arange(n), 1.125).to(e4) for n in (0, 2, 3)]
     assert [_close(some, eight[0]) for some in eight] == [True, True, False]
     assert [_close(x * by, x) for by in (1.0005, 1.002, torch.nan)] == [True, False, False]
@@ -831,8 +840,8 @@ def test_a_share_of_random_weights_may_be_off_by_its_sampling_error(level, error
 
     from speedrun.check.differences import differences
 
-    even, zero = torch.linspace(0, 1, 1001), torch.zeros(1001)
-    for share, is_told in (0.9, False), (1.1, True):
+    even, zero = torch.linspace(0, 1, 10_001), torch.zeros(10_001)
+    for share, is_told in (0.97, False), (1.03, True):
         there = level + sign * share * error  # so many are below what `level` should be below
         seen = torch.where(even < there, even * level / there,
                            1 - (1 - even) * (1 - level) / (1 - there))
@@ -840,7 +849,8 @@ def test_a_share_of_random_weights_may_be_off_by_its_sampling_error(level, error
                             {"init": ["spread", {"w": seen, "0": zero}, 0]})
         assert bool(found) == is_told
     assert found[0].expected == "w from 0 to 1, half of them from 0.25 to 0.75"
-    assert found[0].got == f"from 0 to 1, half of them from {seen[250]:.3g} to {seen[750]:.3g}"
+    half = f"half of them from {seen[2500]:.3g} to {seen[7500]:.3g}"
+    assert found[0].got == f"from 0 to 1, {half}"
 
 
 def test_of_many_names_that_differ_in_one_way_the_first_is_told():

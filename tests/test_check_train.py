@@ -471,7 +471,7 @@ def test_what_is_packed_comes_back():
 
     numbers = torch.arange(6.0).view(2, 3)
     tensors = [numbers.T, numbers.bfloat16()[1:], numbers > 2, torch.tensor(7), numbers[:0],
-               torch.nn.Parameter(numbers)]
+               torch.nn.Parameter(numbers), torch.ones(1).expand(3)]
     file, words = kept.unpacked(kept.packed((tensors, {"a": [1.5, None]})))
     assert words == {"a": [1.5, None]}
     for tensor, other in zip(tensors, file, strict=True):
@@ -632,14 +632,14 @@ def test_an_edit_meanwhile_is_not_what_was_checked(script, answers, monkeypatch)
 
 
 def test_what_a_check_finds_is_noted():
-    standing = progress.Standing(done=True, hints=dict(model=1, Muon=2, GPT=3, card=4))
+    standing = progress.Standing(done=True, hints=dict(model=1, Muon=2, GPT=3, card=4, time=5))
     standing.failing = {"Muon": "a b", "GPT": "a b", "card": "x"}
     standing.record([Outcome("model"), Outcome("Muon (line 3)", "a", "b", block="Muon"),
                      Outcome("Muon (line 4)", "c", "d", block="Muon"), Outcome("GPT", "a", "c"),
                      Outcome("time", "e", "f")], "the hash")
     assert standing == progress.Standing(
         passed=1, seen=5, failing={"Muon": "a b", "GPT": "a c", "time": "e f"}, script="the hash",
-        done=True, hints=dict(Muon=2, card=4))
+        done=True, hints=dict(Muon=2, card=4, time=5))
     assert standing.next == "Muon" and progress.Standing().next == ""
 
 
@@ -657,7 +657,9 @@ def test_a_hint_to_a_block_by_its_name(script, answers, capsys):
     assert answers[1] == [], "no check is needed for it"
     assert level_given(script, capsys) == 1, "the failing one has levels of its own"
     assert level_given(script, capsys, name="newton_schulz") == 3
-    assert level_given(script, capsys, name=" CARD ") == 4, "nobody wrote hints for it"
+    assert hint_of(" CARD ", MANIFEST.get("01")) == Hint("card"), "nobody wrote hints for it"
+    assert level_given(script, capsys, name="card") == 4
+    assert find_hint("NormalizedAdamW", MANIFEST.get("01")).nudge, "the root's: 01 removes it"
     with pytest.raises(UserError) as error:
         level_given(script, capsys, name="xyz")
     blocks = ", ".join(hints.blocks_of(source_of("01")))
@@ -953,7 +955,7 @@ def test_what_a_milestone_shows_is_kept_until_something_changes(tmp_path, monkey
     assert len(ran) == 4
     monkeypatch.setattr(kept, "REPOSITORY", tmp_path)
     names = set()
-    for name in ("history/hyperparameters.toml", "tools/speedrun/check.py"):
+    for name in ("history/hyperparameters.toml", "tools/speedrun/check/one.py"):
         (tmp_path / name).parent.mkdir(parents=True)
         for content in ("# one", "# two"):
             (tmp_path / name).write_text(content, encoding="utf-8")
@@ -1068,13 +1070,13 @@ def test_outcomes_on_a_terminal_have_colours_and_fold_below_their_words(monkeypa
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("NO_COLOR", raising=False)
     screen = Screen(Terminal())
-    screen.line(f"[red]{'a-b ' * 10}", "bold")
+    screen.line(f"[red] {'a-b ' * 10}", "bold")
     screen.command("one --two " * 5)
     screen.text(f"{'word ' * 9}\n1. {'step ' * 8}\n")
     screen.outcome(Outcome("[b] :smile: 3"))
     screen.outcome(Outcome("Muon", "x " * 16, "y " * 12, "z " * 17))
     assert screen.console.file.getvalue().splitlines() == [
-        f"\x1b[1m[red]{' '.join(['a-b'] * 9)}\x1b[0m", "\x1b[1m  a-b\x1b[0m",
+        f"\x1b[1m[red]{' a-b' * 8}\x1b[0m", "\x1b[1m  a-b a-b\x1b[0m",
         f"    {'one --two ' * 5}", " ".join(["word"] * 8), "word",
         f"1. {' '.join(['step'] * 7)}", "   step", "\x1b[32m  pass  \x1b[0m[b] :smile: 3",
         "\x1b[1;31m  FAIL  \x1b[0m\x1b[1mMuon\x1b[0m",

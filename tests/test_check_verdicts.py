@@ -129,7 +129,7 @@ def named_together(fit, stop):
 
 @pytest.mark.parametrize("fit, stop, wrong", [
     ("abcde", "", ""), ("abcd", "", "e"), ("abc", "", "d e"), ("ab", "", "c d e"),
-    ("ac", "", "b d e"), ("", "", "a b c d e"), ("", "a b", "a b c d e"),
+    ("ac", "", "b d e"), ("ad", "", "b c e"), ("", "", "a b c d e"), ("", "a b", "a b c d e"),
     ("", "a b c", "abc d e"), ("", "a b c abc", "a b c d e"),
     ("a b c", "", "bc d e"), ("a b c bc ac", "", "ab d e")])
 def test_blocks_are_right_wrong_or_wrong_only_together(fit, stop, wrong):
