@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -336,14 +337,48 @@ def test_the_longest_document_of_the_long_rows_comes_first():
     assert begins.min() >= 4 * LONGER - 1, "after half a row, or a number of starts is used up"
 
 
-def test_what_follows_the_last_start_is_not_read():
+@pytest.mark.parametrize("window, longest, read", [
+    ((-1, -1), (4, 4), [0.5, 0.5, 3.5, 3.5, 3.5, 3.5, 0]),
+    ((1, 0), (4, 4), [0, 0.5, 2, 2.5, 3.5, 4.5, 0]),
+    ((0, 1), (4, 4), [0.5, 1, 2.5, 3.5, 4.5, 5, 0]),
+    ((2, 0), (3, 4), [0, 0.5, 2, 2.5, 3, 0, 0]), ((2, 0), (4, 3), [0, 0.5, 2, 2.5, 3, 0, 0])])
+def test_attention_in_packs_reads_a_window_of_a_document(window, longest, read):
     import torch
 
     from speedrun.check.kernels import varlen_attn
 
-    starts, x = torch.tensor([0, 3, 7], dtype=torch.int32), torch.ones(9, 1, 2)
-    read = varlen_attn(x, x, x, starts, starts, 4, 4)[:, 0, 0]
-    assert read.tolist() == [1] * 7 + [0] * 2
+    starts, v = torch.tensor([0, 2, 6], dtype=torch.int32), torch.arange(7.0).view(7, 1, 1)
+    found = varlen_attn(0 * v, 0 * v, v, starts, starts, *longest, window_size=window)
+    assert found.flatten().tolist() == read, "nothing follows the last start or the longest"
+    first = slice(None, 2)  # document; its second key weighs three times as much as its first
+    k = torch.tensor([0, 0.5493061]).view(2, 1, 1)  # log(3) / 2
+    found = varlen_attn(v[first] ** 0, k, v[first], starts[first], starts[first], 2, 2,
+                        scale=2.0)
+    assert found.flatten().tolist() == pytest.approx([0.75, 0.75])
+    with pytest.raises(RuntimeError, match="cumulative sequence lengths must be int32"):
+        varlen_attn(v, v, v, starts.long(), starts, 4, 4)
+
+
+@pytest.mark.parametrize("whole, count, twice", [(None, 2, False), (0, 3, False), (1, 2, True)])
+def test_a_block_mask_shows_the_tiles_that_it_lists(whole, count, twice):
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from speedrun.check.kernels import as_compiled
+
+    def tiles(counts, columns):
+        return [torch.tensor([[some]], dtype=torch.int32) for some in (counts, columns)]
+
+    full = [None, None] if whole is None else tiles([0, 1], [[0, 1], [whole, 1 - whole]])
+    seen, *told = as_compiled(BlockMask.from_kv_blocks(
+        *tiles([1, 1], [[0, 1], [1, 0]]), *full, BLOCK_SIZE=(2, 3),
+        mask_mod=lambda b, h, q, k: q >= k))
+    wanted = torch.block_diag(*[torch.ones(2, 3)] * 2).tril().bool()
+    if whole is not None:
+        wanted[2:, 3 * whole : 3 * whole + 3] = True
+    q, k, head = torch.arange(4), torch.arange(6), torch.tensor(5)  # one mask is for all heads
+    assert told == [count, twice]
+    assert seen.mask_mod(head, head, q[:, None], k).equal(wanted)
 
 
 def test_messages_that_no_step_waits_for_are_counted_over_optimizers():
@@ -424,21 +459,118 @@ def test_lines_of_a_log(line, fault):
     assert bool(found) == bool(fault) and all(fault in deviation.got for deviation in found)
 
 
-@pytest.mark.parametrize(("kind", "wanted", "seen", "tolerance", "fault"), [
-    ("numbers", {"a": 1.0}, {"a": 1.0, "b": 2.0}, 1e-3, "2"),
-    ("at most", 2, 6, (1, 4), None), ("at most", 2, 7, (1, 4), "7"),
-    ("at least", 10, 8, 0.8, None), ("at least", 10, 7, 0.8, "7"),
+NAN, LONG = float("nan"), "y" * 89
+
+
+@pytest.mark.parametrize(("kind", "wanted", "seen", "tolerance", "told"), [
+    ("fact", "a", "", 0, ("a", "none")), ("fact", "", "b", 0, ("none", "b")),
+    ("numbers", {"a": 1.0}, {"a": 1.0, "b": 2.0}, 1e-3, ("1 of them", "2")),
+    ("numbers", {"": 1000.0}, {"": 1000.9}, 1e-3, None),
+    ("numbers", {"": 1.0}, {"": 1.0011}, 1e-3, ("1", "1.001")),
+    ("numbers", {"": 0.0}, {"": 0.0009}, 1e-3, None),
+    ("numbers", {"": 0.0}, {"": 0.0011}, 1e-3, ("0", "0.0011")),
+    ("numbers", {"a": 1.0, "b": 2.0}, {"a": 1.0}, 0, ("b = 2", "no value (1 of 2 values differ)")),
+    ("numbers", {"a": 1.0, "b": 2.0}, {"a": 1.00001, "b": 3.0}, 0,
+     ("a = 1", "1.00001 (2 of 2 values differ)")),
+    ("numbers", {"": 1.0}, {"": 1.0000001}, 0, ("1", "1.0000001")),
+    ("numbers", {"": NAN}, {"": 1.0}, 0, ("nan", "1")), ("numbers", {"": NAN}, {"": NAN}, 0, None),
+    ("at most", 1000, 2004, (2, 4), None),
+    ("at most", 1000, 2005, (2, 4), ("1,000, or not much more", "2,005")),
+    ("at least", 10000, 8000, 0.8, None),
+    ("at least", 10000, 7999, 0.8, ("10,000, or not much less", "7,999")),
     ("has", {"a": "x"}, {"a": "x", "b": "y"}, 0, None),
-    ("same", {"a": "x"}, {"a": "x", "b": "y"}, 0, "also b: y"),
-    ("as precise", dict(a="half", b="float32"), dict(a="float32", b="half"), 0, "b: half"),
+    ("has", {"f": "(step)", "a": "", "b": "y"}, {"a": "x", "b": "z"}, 0,
+     ("f(step), a, b: y", "no f, a: x, b: z")),
+    ("same", {"a": "x"}, {"a": "x", "b": "y"}, 0, ("nothing else", "also b: y")),
+    ("same", {"a": "x", "b": "y"}, {"a": "x", "c": "z"}, 0, ("b: y", "no b; also c: z")),
+    ("in common", {"a": "x", "b": "y"}, {"a": "z", "c": "w"}, 0, ("a: x", "a: z")),
+    ("as precise", dict(a="half", b="float32"), dict(a="float32", b="half"), 0,
+     ("b: float32", "b: half")),
     ("log", ["step:1"], ["step:1", "note:2"], 0, None),
-    ("log", ["step:1"], ["step:1", "step:2"], 0, "the line `step:2`"),
+    ("log", ["step:1"], ["step:1", "step:2"], 0, ("no more lines", "the line `step:2`")),
+    ("log", ["step:1", "step:2"], ["step:1"], 0, ("the line `step:2`", "no more lines")),
+    ("log", ["x:0.00100 y:5000.0"], ["x:0.00148 y:5001.9"], 0, None),
+    ("log", ["x:0.00100"], ["x:0.00152"], 0, ("the line `x:0.00100`", "`x:0.00152`")),
+    ("log", ["y:5000.0"], ["y:5002.1"], 0, ("the line `y:5000.0`", "`y:5002.1`")),
+    ("log", ["a:" + "x" * 88], [f"a:{LONG}"], 0,
+     (f"the line `a:{'x' * 88}`", f"`a:{LONG[1:]} …`")),
+    ("log", ['h:{"a": 1, "b": "x"}'], ['h:{"a": 2, "b": "x", "c": 3}'], 0,
+     ("in the line `h:` a: 1", "a: 2")),
+    ("clue", [*range(9)], [0, 1, 2, 4, 4, 5, 6, 7, 8], 0, None),
 ])
-def test_more_than_is_wanted_is_a_fault_or_not(kind, wanted, seen, tolerance, fault):
+def test_more_than_is_wanted_is_a_fault_or_not(kind, wanted, seen, tolerance, told):
     from speedrun.check.differences import differences
 
     found = differences({"it": [kind, wanted, tolerance]}, {"it": [kind, seen, 0]})
-    assert [deviation.got for deviation in found] == [fault] * bool(fault)
+    assert [(deviation.expected, deviation.got) for deviation in found] == [told] * bool(told)
+
+
+def test_how_tensors_differ_is_told_in_numbers():
+    import torch
+
+    from speedrun.check.differences import differences
+
+    one = torch.ones(4)
+    for kind, wanted, seen, told in (
+            ("tensors", {"a": one, "b": one}, {"a": one, "c": one}, ("a, b", "none of b; also c")),
+            ("tensors", {"a": one}, {"a": one, "c": one}, ("a", "also c")),
+            ("tensors", {"a": one}, {"a": torch.ones(2, 2)},
+             ("a: (4,), torch.float32", "(2, 2), torch.float32")),
+            ("tensors", {"a": one}, {"a": one.half()},
+             ("a: (4,), torch.float32", "(4,), torch.float16")),
+            ("tensors", {"a": one}, {"a": 1.001 * one}, None),
+            ("tensors", {"a": one}, {"a": 1.0012 * one},
+             ("a: RMS 1", "RMS 1.001, and differs by 0.12%")),
+            ("tensors", {"a": one}, {"a": -2 * one},
+             ("a: RMS 1", "RMS 2, -2 times the milestone's")),
+            ("tensors", {"a": one}, {"a": one.cumsum(0).clamp(max=3) / 3},
+             ("a: RMS 1", "RMS 0.7993, and differs by 37.27%")),
+            ("tensors", dict(a=1e3 * one, b=one), dict(a=1e3 * one, b=1.01 * one),
+             ("b: RMS 1", "RMS 1.01, 1.01 times the milestone's (1 of 2 tensors differ)")),
+            ("tensors", {"a": 0 * one}, {"a": one}, ("a: RMS 0", "RMS 1")),
+            ("tensors", {"a": one}, {"a": one / 0}, ("a: RMS 1", "RMS inf")),
+            ("tensors", dict(a=one, b=one), dict(a=1.496 * one, b=1.5 * one),
+             ("a: RMS 1", "RMS 1.496, 1.5 times the milestone's (2 of 2 tensors differ)")),
+            ("tensors", dict(a=one, b=one, c=one), dict(a=1.48 * one, b=1.5 * one, c=one),
+             ("b: RMS 1", "RMS 1.5, 1.5 times the milestone's (2 of 3 tensors differ)")),
+            ("tables", dict(a=one, b=one, c=one), dict(a=torch.ones(5), b=3 * one),
+             ("b: RMS 1", "RMS 3, 3 times the milestone's"))):
+        found = differences({"it": [kind, wanted, 1e-3]}, {"it": [kind, seen, 0]})
+        assert [(deviation.expected, deviation.got) for deviation in found] == [told] * bool(told)
+
+
+def test_what_stops_a_script_comes_first_and_what_may_follow_from_it_is_left_out():
+    from speedrun.check.differences import Deviation, alike, differences, further_signs
+
+    stops, dtype = ["error", "ValueError: x", 3, "f(x)"], Deviation("dtype", "float32", "half")
+    wanted = {"a GPU": ["error", "none", 1, ""], "dtype": ["fact", "float32", 0],
+              "run": ["fact", "2", 0], "later": ["has", {"x": "y", "z": ""}, 0]}
+    seen = {"dtype": ["fact", "half", 0], "run": stops, "a GPU": ["error", "another", 1, ""]}
+    assert (dtype.line, dtype.source, dtype.milestone_line) == (0, "", 0)
+    assert differences(wanted, seen) == [
+        Deviation("run", "it runs to its end", "it stops: ValueError: x", 3, "f(x)"), dtype]
+    later = Deviation("later", "x, z", "nothing of the kind")
+    ran = differences(wanted | {"in": ["clue", [1], 0]}, seen | {"in": ["clue", [2], 0]})
+    assert [deviation.what for deviation in ran] == ["run", "in", "dtype"]
+    wanted |= {"lines": ["log", ["x" * 91], 0], "bytes": ["at most", 7, (1, 0)]}
+    assert differences(wanted, {**seen, "run": wanted["run"]}) == [
+        dtype, later, Deviation("lines", f"{'x' * 90} …", "nothing of the kind"),
+        Deviation("bytes", "7", "nothing of the kind")]
+    assert alike({"run": stops}, {"run": [*stops[:2], 4, ""]})
+    assert not alike({"run": stops}, {"run": ["error", "ValueError: y", 3, "f(x)"]})
+    found = [dtype, Deviation("run", "2", "3"), later, Deviation("other", "4", "5")]
+    assert further_signs(found, wanted) == (
+        "later: nothing of the kind, not x, z; other: 5, not 4")
+    assert further_signs([*found[:3], later], wanted) == "later: nothing of the kind, not x, z"
+
+
+def test_numbers_of_a_log_follow_other_differences_and_its_words_do_not():
+    from speedrun.check.differences import differences
+
+    wanted = {"log": ["log", ["loss:1.5"], 0], "dtype": ["fact", "float32", 0]}
+    for line, order in ("loss:2.5", ["dtype", "log"]), ("loss:1.5 s", ["log", "dtype"]):
+        found = differences(wanted, {"log": ["log", [line], 0], "dtype": ["fact", "half", 0]})
+        assert [deviation.what for deviation in found] == order
 
 
 def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():
@@ -447,7 +579,7 @@ def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():
     from speedrun.check.differences import differences, further_signs
 
     def shown(token, loss, gradient, dtype="float32"):
-        return {"the inputs": ["clue", [7, token], 0], "the gradient in call 1": [
+        return {"the inputs": ["clue", [7, token, *range(8)], 0], "the gradient in call 1": [
                     "tensors", {"a": torch.ones(4) * gradient, "b": torch.ones(4)}, 1e-3],
                 "the loss of call 1": ["numbers", {"": loss}, 1e-5], "dtype": ["fact", dtype, 0]}
 
@@ -460,24 +592,10 @@ def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():
     assert order(6, 1.0, 1.0) == [], "the same losses of other tokens: a clue is no fault"
     wanted = shown(5, 1.0, 1.0)
     found = differences(wanted, shown(6, 2.0, 3.0, "float16"))
-    assert found[0].got == "6 ..." and further_signs(found, wanted) == (
+    assert (found[0].expected, found[0].got) == (
+        "token 1 and those after it are 5, 0, 1, 2, 3, 4 ...", "6, 0, 1, 2, 3, 4 ...")
+    assert further_signs(found, wanted) == (
         "dtype: float16, not float32; the loss of call 1: 2, not 1")
-
-
-def test_of_tensors_that_differ_the_one_that_differs_most_is_named():
-    import torch
-
-    from speedrun.check.differences import differences
-
-    names = ("a.gate", "b.weight", "c.weight")
-    wanted = {"move": ["tensors", {name: torch.ones(4) for name in names}, 1e-3]}
-    seen = {"move": ["tensors", {name: torch.ones(4) * factor for name, factor in zip(
-        names, (1.01, 1.5, 1.02), strict=True)}, 0]}
-    (found,) = differences(wanted, seen)
-    assert (found.expected, found.got) == (
-        "b.weight: RMS 1", "RMS 1.5, 1.5 times the milestone's (3 of 3 tensors differ)")
-    short, long = ({"tables": ["tables", {"cos": torch.ones(n)}, 1e-3]} for n in (4, 8))
-    assert differences(short, long) == [], "other code keeps tables of other lengths"
 
 
 def test_every_step_of_a_schedule_is_looked_at_and_lengths_that_adam_does_not_divide():
@@ -591,14 +709,146 @@ def test_the_stand_in_for_triton_has_what_the_kernels_use():
     assert len(used) > 20 and used <= vars(modules(print)["triton.language"]).keys()
 
 
-def test_an_order_of_numbers_that_gpus_do_not_take_is_told():
+def test_the_stand_in_for_triton_runs_all_programs_and_compares_smaller_tiles():
+    import torch
+
+    from speedrun.check.kernels import modules
+
+    told, ran = [], []
+    triton, tl = modules(lambda *seen: told.append(seen)).values()
+
+    def kernel(x, out, N, KIND, SIZE):
+        ran.append(SIZE)
+        i, row = tl.program_id(0) * SIZE + tl.arange(0, SIZE), tl.program_id(1) * N
+        at = x + row + (i.to(tl.int64) if KIND == "wide" else i)
+        found = tl.load(at, mask=i < N, other=1.0) * 2 * tl.num_programs(2)
+        value = tl.no_such_function(x) if KIND == "unknown" else found
+        tl.store(out + row + i, SIZE if KIND == "uneven" else value, mask=i < N)
+
+    x, out = torch.randn(3, 40), torch.zeros(3, 40)
+    forms = [triton.Config(dict(SIZE=size), num_warps=4) for size in (32, 64, 32)]
+    for kind in ("", "wide", "uneven", "unknown"):
+        made = triton.autotune(forms, key=["N"])(triton.jit(kernel))
+        for more in ({6: 14, 12: 8}, {}):
+            ran.clear()
+            made[lambda sizes: (triton.cdiv(sizes["N"], sizes["SIZE"]), 3)](
+                x, out, 40, KIND=kind, num_warps=8)
+            assert kind or Counter(ran) == {32: 6, **more} and out.equal(2 * x)
+    triton.jit(kernel)[2, 3](x, out, 40, "", SIZE=32)
+    assert told == [(True, 0)] * 2 + [(True, 1)] * 2 + [
+        (False, 0), (True, 0), (None, 0), (None, 0), (True, 0)] and out.equal(2 * x)
+
+
+def test_the_stand_in_for_triton_computes_as_triton_does():
+    import torch
+
+    from speedrun.check.kernels import Pointer, _close, modules, shrunk
+
+    triton, tl = modules(print).values()
+    e4, i, x = torch.float8_e4m3fn, tl.arange(0, 8), torch.tensor([[1.0, 4.0], [-2.0, 3.0]])
+    for values in (torch.ones(4).to(e4), torch.ones(4)):
+        at = 0 + Pointer(values, set())
+        tl.store(at + i, 2 * i, mask=(i > 1) & (i < 4))
+        assert tl.load(at + i, mask=i < 4, other=7.0).tolist() == [1, 1, 4, 6, 7, 7, 7, 7]
+        for bad in -1, 4:
+            with pytest.raises(IndexError, match=f"a kernel's address {bad} in a tensor of 4 elem"):
+                tl.load(at + bad)
+        assert at.dtype.element_ty == values.dtype
+    for value in 3.0, 5.0:
+        tl.atomic_max(at + 2, torch.tensor(value))
+        assert values[2] == max(4, value)
+    tl.store(at + 2 * i[:2, None] + i[:2], 9.0, mask=i[:2] < 1)
+    assert values.tolist() == [9, 1, 9, 6]
+    assert [tl.swizzle2d(n // 2, n % 2, 3, 2, 2) for n in range(6)] == [
+        (0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
+    assert [(tl.cdiv(n, 2), triton.next_power_of_2(n)) for n in (7, 8)] == [(4, 8), (4, 8)]
+    assert [shrunk(size) for size in (16, 128, 256, 346, 347)] == [3, 24, 48, 64, 12]
+    for code, wanted in {
+            "dot(x, x)": [[-7, 16], [-8, 1]], "dot(x, x, x)": [[-6, 20], [-10, 4]], "sum(x)": 6,
+            "sum(x, axis=0)": [-1, 7], "max(x)": 4, "max(x, 1)": [4, 3], "trans(x)": x.T.tolist(),
+            "clamp(x, -1.0, 3.0)": [[1, 3], [-1, 3]], "maximum(x, 2.0)": [[2, 4], [2, 3]],
+            "minimum(2.0, x)": [[1, 2], [-2, 2]], "where(x > 2, x, 0)": [[0, 4], [0, 3]],
+            "full((2,), 7, int32)": [7, 7], "zeros((2,), bfloat16)": [0, 0],
+            "exp(x)[0]": [2.718282, 54.59815], "log(x)[0]": [0, 1.386294], "sqrt(x)[0]": [1, 2],
+            "rsqrt(x)[0]": [1, 0.5], "sigmoid(x)[0]": [0.731059, 0.982014], "abs(x)[1]": [2, 3],
+            "maximum(x * float('nan'), 0.0)[0]": [torch.nan] * 2}.items():
+        torch.testing.assert_close(eval(code, vars(tl), dict(x=x)), torch.tensor(wanted),
+                                   check_dtype=False, equal_nan=True)
+    assert (tl.full((2,), 7, tl.int32).dtype, i.dtype) == (torch.int32, torch.int32)
+    assert tl.dot(x.half(), x.half()).dtype == torch.float32
+    eight = [torch.ones(100).index_fill(0, torch.arange(n), 1.125).to(e4) for n in (0, 2, 3)]
+    assert [_close(some, eight[0]) for some in eight] == [True, True, False]
+    assert [_close(x * by, x) for by in (1.0005, 1.002, torch.nan)] == [True, False, False]
+    assert _close(x * torch.nan, x * torch.nan)
+
+
+def test_operations_are_counted_beside_messages_and_in_compiled_code():
+    import torch
+
+    from speedrun.check.meter import Message
+    from speedrun.check.spy import Spy
+
+    (spy := Spy()).phase = "optimizers"
+    handle = SimpleNamespace(wait=lambda *args, **kwargs: (args, kwargs), name="handle")
+    a, b, many = torch.ones(2, 3), torch.ones(3, 5), torch.ones(2, 2, 3)
+    with spy.meter:
+        _ = a @ b
+        spy.compiled = 1
+        _ = a.bfloat16() @ b.bfloat16()
+        spy.compiled = 0
+        first, second = (Message(spy, handle, (f"all_{kind}", 8)) for kind in ("gather", "reduce"))
+        torch.baddbmm(torch.ones(2, 2, 5), many, b.expand(2, 3, 5))
+        assert first.wait(1, timeout=2) == ((1,), dict(timeout=2)) and first.name == "handle"
+        first.wait(), second.wait()
+        second = Message(spy, handle, ("all_reduce", 8))
+        _ = a.T, a.view(3, 2), torch.empty(3)
+        second.wait()
+        assert a.sum().item() == 6
+        _ = a * torch.tensor(2.0) + a * 2.0
+        e8 = torch.ones(16, 32).to(torch.float8_e4m3fn)
+        torch._scaled_mm(e8, e8.T, scale_a=torch.ones(()), scale_b=torch.ones(()))
+    meter = spy.meter
+    assert [dict(some) for some in (meter.work, meter.low, meter.compiled, meter.beside)] == [
+        {"optimizers": 60 + 60 + 120 + 2 * 16 * 32 * 16}, {"optimizers": 60}, {"optimizers": 60},
+        {"optimizers": 120}]
+    assert (dict(meter.readings), meter.scaled) == ({"optimizers": 1}, 6)
+    assert dict(spy.accompanied) == {("all_gather", 8): 1, ("all_reduce", 8): 1}
+
+
+def test_products_of_eight_bits_are_told_with_their_scales():
     import torch
 
     from speedrun.check.meter import eight_bits
 
-    a, one = torch.zeros(16, 32).to(torch.float8_e4m3fn), torch.ones(())
-    told = [eight_bits((a, b, one, one), {})[0] for b in (a.T, a.T.contiguous())]
-    assert ["do not take" in words for words in told] == [False, True]
+    a, half, quarter = torch.zeros(16, 32), torch.tensor(0.5), torch.tensor(0.25)
+    a4, a5 = a.to(torch.float8_e4m3fn), a.to(torch.float8_e5m2)
+    both = "float8_e4m3fn and float8_e5m2"
+    untaken = ", in an order of numbers that GPUs do not take"
+    for one, other, options, words in (
+            (a5, a4.T, {}, ""), (a4, a5.T, dict(use_fast_accum=True), ", summed fast"),
+            (a5, a4.T.contiguous(), {}, untaken), (a5.T.contiguous().T, a4.T, {}, untaken)):
+        named = dict(mat2=other, scale_a=quarter, scale_b=half, **options)
+        assert eight_bits((one, other, half, quarter), options) == (both + words, [2, 4])
+        assert eight_bits((), dict(input=one, **named)) == (both + words, [4, 2])
+    assert eight_bits((a, a.T, half, quarter), {}) is None
+
+
+def test_values_are_the_checkers_then_odd_ones_of_the_tiny_scale(monkeypatch):
+    from speedrun.check import values
+
+    monkeypatch.setattr(values, "default_hyperparameters", lambda script: dict(
+        lr=2.0, scale=5.0, cap=3.0, steps=9, seed=7, flag=True, log_dir="x", path="y", pattern=
+        "abcdef", file=None))
+    tiny = dict(lr=4.0, steps=5, num_layers=4)
+    for fixed, layers in (dict(cap=7.0, seed=8, path="z"), 4), (dict(num_layers=3), 3):
+        manifest = SimpleNamespace(inherited=lambda m, kind, found=fixed: dict(check=found)[kind],
+                                   overrides=lambda m, kind: dict(tiny=tiny)[kind])
+        monkeypatch.setattr(values, "load_manifest", lambda found=manifest: found)
+        monkeypatch.setattr(values, "load_glossary", lambda: SimpleNamespace(
+            of_kind=lambda kind: {kind}))
+        assert odd_values(SimpleNamespace(script=None)) == dict(
+            lr=4.0 * 0.93, scale=5.0 * 0.93, cap=3.0 * 0.93, steps=5, seed=7, flag=True, pattern=
+            "abcdef"[:layers]) | {name: v for name, v in fixed.items() if name != "num_layers"}
 
 
 def test_zeros_and_nan_do_not_show_whether_they_were_rounded():
@@ -640,6 +890,28 @@ def test_random_weights_are_held_to_their_distribution(scale, shift, is_told):
     assert bool(found) == is_told
 
 
+@pytest.mark.parametrize("level, error", [(0.02, 0.018), (0.1, 0.0374), (0.25, 0.0536),
+                                          (0.5, 0.0618), (0.75, 0.0536), (0.9, 0.0374),
+                                          (0.98, 0.018)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_share_of_random_weights_may_be_off_by_its_sampling_error(level, error, sign):
+    import torch
+
+    from speedrun.check.differences import differences
+
+    even, zero = torch.linspace(0, 1, 10_001), torch.zeros(10_001)
+    for share, is_told in (0.97, False), (1.03, True):
+        there = level + sign * share * error  # so many are below what `level` should be below
+        seen = torch.where(even < there, even * level / there,
+                           1 - (1 - even) * (1 - level) / (1 - there))
+        found = differences({"init": ["spread", {"w": even, "0": zero}, {"w": 4096, "0": 4096}]},
+                            {"init": ["spread", {"w": seen, "0": zero}, 0]})
+        assert bool(found) == is_told
+    assert found[0].expected == "w from 0 to 1, half of them from 0.25 to 0.75"
+    half = f"half of them from {seen[2500]:.3g} to {seen[7500]:.3g}"
+    assert found[0].got == f"from 0 to 1, {half}"
+
+
 def test_of_many_names_that_differ_in_one_way_the_first_is_told():
     from speedrun.check.differences import differences
 
@@ -650,7 +922,20 @@ def test_of_many_names_that_differ_in_one_way_the_first_is_told():
         return found.expected, found.got
 
     assert told(23) == ("w0 and 22 others: float32, x: new", "w0 and 22 others: half, no x")
-    assert told(2) == ("w0: float32, w1: float32, x: new", "w0: half, w1: half, no x")
+    assert told(7) == ("w0 and 6 others: float32, x: new", "w0 and 6 others: half, no x")
+    for count in 6, 2:
+        each = [f"w{i}: " for i in range(count)]
+        assert told(count) == (", ".join([f"{name}float32" for name in each] + ["x: new"]),
+                               ", ".join([f"{name}half" for name in each] + ["no x"]))
+
+
+@pytest.mark.parametrize("count, more", [(12, ""), (13, " and 1 more")])
+def test_of_many_names_twelve_are_listed(count, more):
+    from speedrun.check.differences import differences
+
+    names = {f"w{i}": str(i) for i in range(count)}
+    (found,) = differences({"it": ["has", names, 0]}, {"it": ["has", {}, 0]})
+    assert found.got == ", ".join(f"no w{i}" for i in range(12)) + more
 
 
 def caught(id, some, ask):

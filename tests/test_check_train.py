@@ -4,6 +4,7 @@ Run: .venv/bin/python -m pytest tests/test_check_train.py
 """
 
 import errno
+import gc
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from examinations import IDS, MANIFEST, ROOT, source_of
+from examinations import IDS, MANIFEST, ROOT, edited, source_of
 from ranks import warm_context
 from speedrun.base.errors import UserError
 from speedrun.check import command as commands
@@ -33,7 +34,7 @@ from speedrun.check.hints import find_hint, hint_of, load_guide, print_hint, sli
 from speedrun.check.plan import left_to_write
 from speedrun.check.screen import Outcome, Screen
 from speedrun.history.blocks import split_blocks
-from speedrun.history.guide import Slip, unexplained
+from speedrun.history.guide import Hint, Slip, unexplained
 from speedrun.history.manifest import REPOSITORY
 
 COMMAND = REPOSITORY / "tools" / "check_train.py"
@@ -204,7 +205,7 @@ def test_a_script_without_end_is_stopped(script, monkeypatch):
     script.write_text("while True: pass\n", encoding="utf-8")
     monkeypatch.setattr(Examination, "wanted", dict.fromkeys(trace.JOBS, {}) | {
         "contract": {"names": ["has", {}, 0]}})
-    _, last = commands.check(script, MANIFEST.get(ROOT), 1)
+    _, last = commands.check(script, MANIFEST.get(ROOT), 1.0)
     assert (last.name, last.expected) == ("time", "an answer within 1 s of computing")
     assert last.got == "none: the script was stopped"
     assert last.meaning == "--timeout gives it more time."
@@ -255,10 +256,14 @@ def test_take_keeps_every_version(script, command):
     first, second = (script.with_name(f"train_gpt.{n}.py") for n in (1, 2))
     assert first.read_text(encoding="utf-8") == mine
     assert second.read_text(encoding="utf-8") == source_of("01")
-    assert f"is 02_modern_arch now; yours is kept: {second}" in ended.stdout.replace("\n  ", " ")
+    assert ended.stdout.replace("\n  ", " ") == (
+        f"{script} is 02_modern_arch now; yours is kept: {second}\n")
     assert script.stat().st_mode & 0o777 == 0o640
     again = command("02", "--take", "--script", script)
-    assert "nothing to do" in again.stdout
+    assert again.stdout.replace("\n  ", " ") == (
+        f"{script} is 02_modern_arch already; nothing to do\n")
+    kept = open_learner(script).progress.standings
+    assert [slug for slug, one in kept.items() if one.taken] == ["modern_arch", "muon"]
     assert len(list(script.parent.glob("*.py"))) == 3
     link = script.with_name("link.py")
     link.symlink_to(script.name)
@@ -274,7 +279,9 @@ def test_take_fills_gaps_and_never_overwrites(script):
 
 def test_take_without_a_script_makes_one(script):
     script.unlink()
-    assert progress.take(script, MANIFEST.get("01")) is None
+    learner, out = learner_of(script)
+    commands.take_milestone(learner, MANIFEST.get("01"))
+    assert out.getvalue().replace("\n  ", " ") == f"{script} is 01_muon now\n"
     assert script.read_text(encoding="utf-8") == source_of("01")
 
 
@@ -315,7 +322,7 @@ def test_a_half_written_copy_is_removed(script, monkeypatch):
 
 def test_take_notices_an_edit_meanwhile(script, monkeypatch):
     at_call(1, lambda: script.write_text("saved by an editor just now"), monkeypatch)
-    with pytest.raises(UserError, match="changed while it was being kept"):
+    with pytest.raises(UserError, match=" changed while it was being kept as train_gpt.1.py; try"):
         progress.take(script, MANIFEST.get("01"))
     assert script.read_text() == "saved by an editor just now"
 
@@ -371,6 +378,35 @@ def test_hints_go_one_level_further_each_time(script, answers, capsys):
     edit(script)
     assert level_given(script, capsys) == 4, "one that is asked for again sets nothing back"
     assert answers[1] == ["01", "01"]
+    assert [level_given(script, capsys, level, "Muon") for level in (2, None, 1, None)] == [
+        2, 3, 1, 4]
+
+
+def test_a_hint_is_printed_with_ids_and_numbered_steps(capsys):
+    hint = Hint("Muon", "From $parent\nto $id?", "", f"Do:\n1. this\n2. {'long ' * 20}")
+    for level in (1, 3):
+        print_hint(hint, MANIFEST.get("01"), level)
+    print_hint(Hint("[x]", "From $parent"), MANIFEST.get(ROOT), 1)
+    print_hint(Hint("nowhere"), MANIFEST.get("01"), 4)
+    assert capsys.readouterr().out == (
+        "01, Muon: hint 1 of 4, a nudge\nFrom 00b to 01?\n"
+        "--hint 3 says more (no hint 2: the mathematics).\n"
+        f"01, Muon: hint 3 of 4, the steps\nDo:\n1. this\n2. {' '.join(['long'] * 19)}\n   long\n"
+        "--hint 4 says more.\n"
+        "00, [x]: hint 1 of 4, a nudge\nFrom 00\n"
+        "--hint 4 says more (no hint 2: the mathematics) (no hint 3: the steps).\n"
+        "01, nowhere: hint 4 of 4, the diff\nNo block of the milestone has the answer: it is in the"
+        " line that the message names.\n")
+
+
+def test_slips_that_fit_a_script_come_from_all_guides_the_milestones_own_first():
+    text, name = source_of("02"), "CausalSelfAttention"
+    own = list(slips_of(name, MANIFEST.get("02")))
+    found = hints.applicable_slips(name, MANIFEST.get("02"), text)
+    assert [slip for slip, _ in found[: len(own)]] == own and len(found) > len(own) > 1
+    assert {slip.block for slip, _ in found} == {name}
+    assert [slip.apply(text) for slip, _ in found] == [wrong for _, wrong in found]
+    assert len({wrong for _, wrong in found} | {text}) == len(found) + 1
 
 
 def test_the_last_hint_shows_what_to_write_and_what_to_remove(capsys):
@@ -381,6 +417,11 @@ def test_the_last_hint_shows_what_to_write_and_what_to_remove(capsys):
         own = MANIFEST.get(id).script.read_text(encoding="utf-8").splitlines()
         assert (changed := [line[2:] for line in lines if line[:2] == f"{sign} "])
         assert set(changed) <= set(own)
+    hints._print_block("newton_schulz", MANIFEST.get("02"))
+    assert "\n00b_rotary → 01_muon\n" in capsys.readouterr().out
+    hints._print_block("CausalSelfAttention", MANIFEST.get(ROOT))
+    block = hints.blocks_of(source_of(ROOT))["CausalSelfAttention"]
+    assert capsys.readouterr().out == f"\n00_baseline: CausalSelfAttention\n{block}\n"
 
 
 def test_hints_begin_anew_when_the_block_shows_something_else(script, answers, capsys):
@@ -404,8 +445,10 @@ def test_a_check_that_no_hint_belongs_to_says_so(script, answers):
     commands.give_hint(learner, MANIFEST.get("01"), None, None, 1)
     assert out.getvalue().startswith('No hint belongs to "time": the lines of the check')
     assert learner.progress.of(MANIFEST.get("01")).given == 0
-    commands.check_once(learner, MANIFEST.get("01"), 100)
-    assert "Stuck?" not in out.getvalue() and "check_train.py 01 --timeout 300" in out.getvalue()
+    commands.check_once(learner, MANIFEST.get("01"), 100.0)
+    assert out.getvalue().endswith(
+        "The time was not enough for a verdict. With more:\n"
+        f"    python tools/check_train.py 01 --timeout 300 --script {script}\n")
 
 
 def test_the_latest_traces_are_kept(tmp_path):
@@ -428,7 +471,7 @@ def test_what_is_packed_comes_back():
 
     numbers = torch.arange(6.0).view(2, 3)
     tensors = [numbers.T, numbers.bfloat16()[1:], numbers > 2, torch.tensor(7), numbers[:0],
-               torch.nn.Parameter(numbers)]
+               torch.nn.Parameter(numbers), torch.ones(1).expand(3)]
     file, words = kept.unpacked(kept.packed((tensors, {"a": [1.5, None]})))
     assert words == {"a": [1.5, None]}
     for tensor, other in zip(tensors, file, strict=True):
@@ -520,15 +563,22 @@ def test_whose_time_ran_out_is_told(late, script, monkeypatch):
         assert others[-1].name == "model" and last.expected == "which block is at fault"
 
 
-def test_a_script_that_deletes_the_files_of_its_run_is_told(script, monkeypatch):
+def test_a_script_that_deletes_the_files_of_its_run_is_told(script, monkeypatch, recwarn):
+    script.write_text('"""A \\d that Python warns of."""')
     def examine(source, examination):
+        assert (examination.budget, gc.isenabled()) == (5, True)
+        assert [os.environ[name] for name in (
+            "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR")] == [
+                "", "1", str(examination.folder)]
         yield Outcome("model")
         raise FileNotFoundError(2, "No such file or directory", str(examination.folder / "output0"))
 
     monkeypatch.setattr("speedrun.check.examine.examine", examine)
     *passed, files = commands.check(script, MANIFEST.get(ROOT), 5)
-    assert [outcome.name for outcome in passed] == ["syntax", "model"]
-    assert (files.name, files.got) == ("files", "output0 is missing")
+    assert [outcome.name for outcome in passed] == ["syntax", "model"] and not recwarn.list
+    assert files == Outcome("files", "the folder in which the script runs stays",
+                            "output0 is missing", "Your script, or another program, deletes files"
+                            " while it is checked.")
 
 
 def test_a_verdict_outlives_a_read_only_disk(script, answers, monkeypatch, capsys):
@@ -550,7 +600,9 @@ def test_a_verdict_outlives_its_folder(script, answers, monkeypatch, capsys):
     monkeypatch.setattr(commands, "hash_of", lambda _: "")
     monkeypatch.setattr(learner, "existing", lambda: script)
     assert commands.check_once(learner, MANIFEST.get("01"), 1)
-    assert "All 1 checks pass: this is 01_muon. Next: 02" in out.getvalue()
+    assert out.getvalue().endswith(
+        "against 01_muon\nwhat the script does\n  pass  model\n"
+        "All 1 checks pass: this is 01_muon. Next: 02, A modern architecture.\n")
     assert capsys.readouterr().err == (
         f"note: progress was not kept: {script.parent} cannot be written:"
         " No such file or directory\n")
@@ -567,16 +619,84 @@ def test_the_first_check_lists_what_is_left_to_write(script, answers):
                                     "Block, GPT, make_optimizers, main\n"
                                     "  to remove: NormalizedAdamW\n"
                                     "  fields to add: muon_lr, muon_momentum, ") == times
-    lines = left_to_write(MANIFEST.get("02"), source_of(ROOT) + "\n\ndef mine():\n    pass\n")
-    assert lines[-1].startswith("fields to remove: adam_lr, ") and "mine" not in "".join(lines)
+    lines = left_to_write(MANIFEST.get("02"), edited(ROOT, (
+        "    seed: int = ", "    my_own: int = 1\n    seed: int = ")) + "\n\ndef f():\n    pass\n")
+    assert lines[3:] == [
+        "fields to add: muon_lr, muon_momentum, embed_lr, cooldown_steps",
+        "fields with another default: total_batch_size, micro_batch_size, vocab_size, num_heads, "
+        "train_steps, val_loss_every",
+        "fields to remove: adam_lr, weight_decay, warmup_steps, final_lr_multiplier"]
+    assert [line.split(":")[0] for line in lines[:3]] == ["to write", "to change", "to remove"]
     assert left_to_write(MANIFEST.get("02"), source_of("02")) == []
+
+
+@pytest.mark.parametrize("text", [b"# caf\xe9", b"def f(:", b"x = 1\n\n\nx = 2\n"])
+def test_a_first_check_of_what_has_no_clear_blocks_lists_nothing(text, script, answers):
+    script.write_bytes(text)
+    learner, out = learner_of(script)
+    assert not commands.check_once(learner, MANIFEST.get("01"), 1)
+    assert "On the way" not in out.getvalue()
+    script.write_text("\ufeff# as some editors save\n", encoding="utf-8")
+    commands.check_once(learner, MANIFEST.get("02"), 1)
+    assert "On the way to 02_modern_arch:\n  to write: " in out.getvalue()
+
+
+def test_a_check_is_shown_by_its_parts(script, answers, monkeypatch):
+    monkeypatch.chdir(script.parent)
+    answers[0][:0] = [Outcome("two ranks", "x", "y")]
+    answers[0].extend([Outcome("Muon", part="your blocks"), Outcome("time", "1 s", "2 s")])
+    learner, out = learner_of(script)
+    with learner.progress.changing(MANIFEST.get("01")):
+        pass
+    commands.check_once(learner, MANIFEST.get("01"), 1)
+    assert out.getvalue() == """train_gpt.py against 01_muon
+what the script does
+  FAIL  two ranks
+        expected x
+        got      y
+  pass  model
+  FAIL  nesterov_update (lines 3-5)
+        expected this
+        got      that
+        so
+your blocks
+  pass  Muon
+what the script does
+  FAIL  time
+        expected 1 s
+        got      2 s
+2 of 5 checks pass. Stuck?
+    python tools/check_train.py 01 --hint --script train_gpt.py
+"""
+
+
+def test_an_edit_meanwhile_is_not_what_was_checked(script, answers, monkeypatch):
+    before, check = progress.hash_of(script), commands.check
+    monkeypatch.setattr(commands, "check", lambda *given: (edit(script), check(*given))[1])
+    for look in (commands.check_once, lambda *given: commands.give_hint(*given[:2], None, None, 1)):
+        look(learner_of(script)[0], MANIFEST.get("01"), 1)
+        assert learner_of(script)[0].progress.of(MANIFEST.get("01")).script == before
+        before = progress.hash_of(script)
+
+
+def test_what_a_check_finds_is_noted():
+    standing = progress.Standing(done=True, hints=dict(model=1, Muon=2, GPT=3, card=4, time=5))
+    standing.failing = {"Muon": "a b", "GPT": "a b", "card": "x"}
+    standing.record([Outcome("model"), Outcome("Muon (line 3)", "a", "b", block="Muon"),
+                     Outcome("Muon (line 4)", "c", "d", block="Muon"), Outcome("GPT", "a", "c"),
+                     Outcome("time", "e", "f")], "the hash")
+    assert standing == progress.Standing(
+        passed=1, seen=5, failing={"Muon": "a b", "GPT": "a c", "time": "e f"}, script="the hash",
+        done=True, hints=dict(Muon=2, card=4, time=5))
+    assert standing.next == "Muon" and progress.Standing().next == ""
 
 
 def test_no_hint_where_none_is_needed(script, answers):
     answers[0].pop()
     learner, out = learner_of(script)
     commands.give_hint(learner, MANIFEST.get("01"), None, None, 1)
-    assert "no hint is needed" in out.getvalue()
+    assert out.getvalue() == "All checks of 01_muon pass; no hint is needed.\n"
+    assert learner_of(script)[0].progress.of(MANIFEST.get("01")).done
 
 
 def test_a_hint_to_a_block_by_its_name(script, answers, capsys):
@@ -585,9 +705,14 @@ def test_a_hint_to_a_block_by_its_name(script, answers, capsys):
     assert answers[1] == [], "no check is needed for it"
     assert level_given(script, capsys) == 1, "the failing one has levels of its own"
     assert level_given(script, capsys, name="newton_schulz") == 3
-    with pytest.raises(UserError, match="01 has no block \"xyz\"; it has: .*Muon, ") as error:
+    assert hint_of(" CARD ", MANIFEST.get("01")) == Hint("card"), "nobody wrote hints for it"
+    assert level_given(script, capsys, name="card") == 4
+    assert find_hint("NormalizedAdamW", MANIFEST.get("01")).nudge, "the root's: 01 removes it"
+    with pytest.raises(UserError) as error:
         level_given(script, capsys, name="xyz")
-    assert error.value.status == 2 and "\n" not in str(error.value)
+    blocks = ", ".join(hints.blocks_of(source_of("01")))
+    assert (error.value.status, str(error.value)) == (
+        2, f'01 has no block "xyz"; it has: {blocks}')
     for name, words in ("Moun", "did you mean Muon?"), ("quantize", "05i adds it"):
         with pytest.raises(UserError, match=f'"{name}"; {re.escape(words)}'):
             level_given(script, capsys, name=name)
@@ -649,6 +774,37 @@ def test_the_list_shows_progress(script, answers):
     assert "1 of 2 checks, next: nesterov_update" in out.getvalue()
 
 
+@pytest.mark.parametrize("standing, words", [
+    ({}, ""), (dict(taken=True, given=2), "taken"), (dict(taken=True, done=True), "taken, passed"),
+    (dict(taken=True, failing=dict(Muon="x")), "taken"),
+    (dict(done=True, given=1), "passed (1 hint)"),
+    (dict(passed=3, seen=5, failing=dict(Muon="x", GPT="y"), given=2),
+     "3 of 5 checks, next: Muon (2 hints)"),
+    (dict(done=True, failing=dict(Muon="x")), "passed; last check stopped at Muon"),
+])
+def test_a_line_of_the_list(standing, words, script):
+    learner, out = learner_of(script)
+    learner.progress.standings["modern_arch"] = progress.Standing(**standing)
+    commands.show_list(learner)
+    width = max(len(f"{m.id} {m.title}") for m in LISTED)
+    mark = "x" if "done" in standing else " "
+    assert out.getvalue().splitlines() == [
+        f"{mark} {'02 A modern architecture':<{width}}  {words}".rstrip() if m.id == "02"
+        else f"  {m.id} {m.title}" for m in LISTED]
+
+
+@pytest.mark.parametrize("done, taken, follower", [
+    ("", "", None), ("00", "", "00a"), ("00", "00b", "01"), ("00a", "00", "00b"), ("01", "", None),
+    ("02", "", None)])
+def test_the_milestone_that_comes_first_follows_the_last_that_was_reached(done, taken, follower):
+    standings = {MANIFEST.get("00b").slug: progress.Standing(failing={"x": "y"})}
+    standings |= {MANIFEST.get(id).slug: progress.Standing(done=id == done, taken=id == taken)
+                  for id in (done, taken) if id}
+    learner = SimpleNamespace(progress=SimpleNamespace(standings=standings))
+    found = commands._next_after(learner, MANIFEST.get("02"))
+    assert (found and found.id) == follower
+
+
 def test_what_passed_once_stays_on_the_list(script, answers):
     failing = answers[0].pop()
     commands.check_once(learner_of(script)[0], MANIFEST.get("01"), 1)
@@ -672,6 +828,7 @@ def passes(script, number, id="01"):
 @pytest.mark.parametrize("content", [
     "", "{", "[]", "null", '{"muon": 3}', '{"muon": {"unknown": 1}}', "\udcff", "[" * 100_000,
     '{"muon": {"passed": "3"}}', '{"muon": {"hints": {"Muon": "x"}}}', '{"05e": {"passed": 3}}',
+    '{"muon": {"failing": {"Muon": 3}}}', '{"muon": {"done": 1}}', '{"muon": {"seen": true}}',
 ])
 def test_broken_progress_is_kept_under_a_number(content, script, capsys):
     file = script.parent / progress.FILE
@@ -692,11 +849,12 @@ def test_broken_progress_is_kept_under_a_number(content, script, capsys):
 def test_a_damaged_entry_costs_only_itself(script):
     """05e was the FP8 head's id once, and may mean another one now."""
     file = script.with_name(progress.FILE)
-    file.write_text('{"05e_fp8_head": {"passed": 3}, "05e": {"passed": 5}, "muon": {"passed": 4},'
+    file.write_text('\ufeff{"05e_fp8_head": {"passed": 3}, "05e": {"passed": 5},'
+                    ' "muon": {"passed": 4},'
                     ' "tied_head": {"from": "a newer version"}}', encoding="utf-8")
     kept = passes(script, 1, "00").progress
     assert [kept.of(MANIFEST.get(slug)).passed for slug in ("fp8_head", "muon", "00")] == [3, 4, 1]
-    assert json.loads(file.read_text()).keys() == {"fp8_head", "muon", "baseline"}
+    assert [*json.loads(file.read_text())] == ["baseline", "fp8_head", "muon"]
 
 
 def test_commands_at_once_keep_each_others_progress(script):
@@ -771,6 +929,44 @@ def test_a_wrong_command_line_is_one_line(arguments, code, message, tmp_path, co
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("arguments, does", [
+    (["--list"], ("show_list",)), (["e1", "--list"], ("show_list",)),
+    (["01", "--take"], ("take_milestone", "01")), (["01", "--watch"], ("watch", "01", 300)),
+    (["muon", "--hint"], ("give_hint", "01", None, None, 300)),
+    (["01", "--hint", "4", "--block", "GPT", "--timeout", "9"],
+     ("give_hint", "01", 4, "GPT", 9)),
+    (["01", "--timeout", "0.5", "--script", "x.py"], ("check_once", "01", 0.5)),
+])
+def test_what_a_command_line_does(arguments, does, monkeypatch, tmp_path):
+    done, signals = [], {}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(COMMAND), *arguments])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(signal, "signal", signals.__setitem__)
+    for name in ("show_list", "take_milestone", "watch", "give_hint", "check_once"):
+        monkeypatch.setattr(commands, name, lambda *given, name=name: done.append((name, *given)))
+    main = runpy.run_path(str(COMMAND))["main"]
+    assert main() == (does[0] == "check_once")
+    ((name, learner, *given),) = done
+    assert (name, *(getattr(one, "id", one) for one in given)) == does
+    assert learner.root.id == ("e0" if "e1" in arguments else ROOT)
+    assert learner.script == (tmp_path / "x.py" if "x.py" in arguments
+                              else MANIFEST.learners_script(learner.root))
+    with pytest.raises(SystemExit) as ended:
+        signals[signal.SIGTERM](15, None)
+    assert ended.value.code == 143
+
+
+def test_a_command_names_the_script_where_it_is_another(script, monkeypatch):
+    monkeypatch.chdir(script.parent)
+    assert open_learner(None).command("01 --hint") == "python tools/check_train.py 01 --hint"
+    assert open_learner(Path("my own.py")).command("01").endswith("01 --script 'my own.py'")
+    link = script.with_name("link.py")
+    link.symlink_to(MANIFEST.get("01").script)
+    assert open_learner(link).progress.file is None
+    assert open_learner(script).progress.file == script.parent / progress.FILE
+
+
 def test_a_milestone_itself_passes_by_the_command(command):
     script = MANIFEST.get(QUICK).script
     ended = command(QUICK, "--script", script)
@@ -778,7 +974,8 @@ def test_a_milestone_itself_passes_by_the_command(command):
     assert "FAIL" not in ended.stdout and ended.stderr == ""
     lines = ended.stdout.splitlines()
     assert "  pass  tokens" in lines
-    assert f"All {ended.stdout.count('  pass  ')} checks pass" in lines[-1]
+    passed = ended.stdout.count("  pass  ")
+    assert lines[-1] == f"All {passed} checks pass: this is {MANIFEST.get(QUICK).name}."
     assert not (script.parent / progress.FILE).exists()
 
 
@@ -807,12 +1004,19 @@ def test_what_a_milestone_shows_is_kept_until_something_changes(tmp_path, monkey
     assert len(ran) == 4
     monkeypatch.setattr(kept, "REPOSITORY", tmp_path)
     names = set()
-    for name in ("history/hyperparameters.toml", "tools/speedrun/check.py"):
+    for name in ("history/hyperparameters.toml", "tools/speedrun/check/one.py"):
         (tmp_path / name).parent.mkdir(parents=True)
         for content in ("# one", "# two"):
             (tmp_path / name).write_text(content, encoding="utf-8")
             names.add(kept.file_of("a", "", {}))
-    assert len(names) == 4
+    names |= {kept.file_of(*parts) for parts in (
+        ("a", "text", {}), ("a", "", dict(x=1, y=2)), ("a", "", dict(y=2, x=1)), ("b", "", {}))}
+    assert len(names) == 7 and {name.name[:2] for name in names} == {"a-", "b-"}
+    for owner, name in ((kept.torch, "__version__"), *((kept.platform, name) for name in (
+            "python_version", "platform", "processor"))):
+        monkeypatch.setattr(owner, name, "other" if owner is kept.torch else lambda: "other")
+        names.add(kept.file_of("a", "", {}))
+    assert len(names) == 11
 
 
 def test_a_failing_check_is_told_in_plain_lines(script, command):
@@ -831,9 +1035,10 @@ def test_a_failing_check_is_told_in_plain_lines(script, command):
 def test_watch_checks_again_when_the_file_changes_and_ends_with_ctrl_c(script):
     script.write_text("def f(:\n", encoding="utf-8")
     watcher = subprocess.Popen(
-        [sys.executable, "-u", str(COMMAND), "01", "--watch", "--script", str(script)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+        [sys.executable, str(COMMAND), "01", "--watch", "--script", "train_gpt.py"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", cwd=script.parent)
     seen = []
+    (late := threading.Timer(120, watcher.kill)).start()
     try:
         for text in ("def g(:\n", None):
             for line in watcher.stdout:
@@ -847,10 +1052,18 @@ def test_watch_checks_again_when_the_file_changes_and_ends_with_ctrl_c(script):
         watcher.send_signal(signal.SIGINT)
         rest, errors = watcher.communicate(timeout=60)
     finally:
+        late.cancel()
         watcher.kill()
-    assert sum("FAIL  syntax" in line for line in seen) == 2
-    assert (watcher.returncode, errors) == (0, "")
-    assert rest.endswith("stopped watching\n")
+    assert (watcher.returncode, errors, rest) == (0, "", "\nstopped watching\n")
+    assert "".join(seen) == "\n".join(["""train_gpt.py against 01_muon
+what the script does
+  FAIL  syntax
+        expected a Python file
+        got      line 1: invalid syntax
+0 of 1 checks pass. Stuck?
+    python tools/check_train.py 01 --hint --script train_gpt.py
+Watching; Ctrl-C ends it.
+"""] * 2)
 
 
 def test_watch_waits_for_a_file_that_is_being_replaced(script, answers, monkeypatch):
@@ -889,13 +1102,39 @@ def test_a_signal_ends_the_checks_too(signum, script, tmp_path, start):
     assert list(temporary.iterdir()) == []
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("columns, stream, width", [
+    (20, Terminal, 30), (40, Terminal, 40), (300, Terminal, 100), (40, io.StringIO, 100)])
+def test_the_width_of_lines(columns, stream, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert Screen(stream()).width == width
+
+
+def test_outcomes_on_a_terminal_have_colours_and_fold_below_their_words(monkeypatch):
+    for name, value in dict(COLUMNS=40, TERM="xterm-256color", COLORTERM="truecolor").items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    screen = Screen(Terminal())
+    screen.line(f"[red] {'a-b ' * 10}", "bold")
+    screen.command("one --two " * 5)
+    screen.text(f"{'word ' * 9}\n1. {'step ' * 8}\n")
+    screen.outcome(Outcome("[b] :smile: 3"))
+    screen.outcome(Outcome("Muon", "x " * 16, "y " * 12, "z " * 17))
+    assert screen.console.file.getvalue().splitlines() == [
+        f"\x1b[1m[red]{' a-b' * 8}\x1b[0m", "\x1b[1m  a-b a-b\x1b[0m",
+        f"    {'one --two ' * 5}", " ".join(["word"] * 8), "word",
+        f"1. {' '.join(['step'] * 7)}", "   step", "\x1b[32m  pass  \x1b[0m[b] :smile: 3",
+        "\x1b[1;31m  FAIL  \x1b[0m\x1b[1mMuon\x1b[0m",
+        f"        expected {' '.join('x' * 12)}", f"{' ' * 17}x x x x",
+        f"        got      {' '.join('y' * 12)}", f"        {' '.join('z' * 16)}", "        z"]
+
+
 def test_lines_fit_a_narrow_terminal(script, answers, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     answers[0].append(Outcome("Muon", "long " * 20, "\x1b[2Jgot " * 20, "so " * 30))
     learner, _ = learner_of(script)
     out = Terminal()

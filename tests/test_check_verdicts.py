@@ -113,6 +113,81 @@ def test_blocks_of_one_symptom_are_tried_together_though_neither_calls_the_other
         "a": ("float32", ""), "b": (None, ""), "c": (None, "")}
 
 
+CALLS = dict(a="1", b="a()", c="b()", d="1", e="1")  # five functions, of which three are neighbours
+
+
+def named_together(fit, stop):
+    """The blocks that are wrong, those that are named together as one text, of five functions all
+    of which are the learner's. fit: what shows nothing if it alone is looked at; stop: what stops
+    the script then; else numbers differ."""
+    def test(groups):
+        return [None if "".join(names) in fit else (Deviation(
+            "a loss", "1", "it stops: x" if "".join(names) in stop else "3"), "model", {})
+            for names in groups]
+
+    texts = ["\n\n".join(f"def {name}():\n    return {number} * {body}\n"
+                         for name, body in CALLS.items()) for number in (1, 2)]
+    return ["".join(v.names) for v in judge(Mixture(*texts), test) if v.difference]
+
+
+@pytest.mark.parametrize("fit, stop, wrong", [
+    ("abcde", "", ""), ("abcd", "", "e"), ("abc", "", "d e"), ("ab", "", "c d e"),
+    ("ac", "", "b d e"), ("ad", "", "b c e"), ("", "", "a b c d e"), ("", "a b", "a b c d e"),
+    ("", "a b c", "abc d e"), ("", "a b c abc", "a b c d e"),
+    ("a b c", "", "bc d e"), ("a b c bc ac", "", "ab d e")])
+def test_blocks_are_right_wrong_or_wrong_only_together(fit, stop, wrong):
+    assert named_together(fit.split(), stop.split()) == wrong.split()
+
+
+@pytest.mark.parametrize("text, is_definition", [
+    ("@cache\ndef f():\n    pass", True), ("async def f():\n    pass", True),
+    ("# why\nX = 1", True), ("X: int = 1", True), ("X, Y = 1, 2", True), ("X[0] = 1", False),
+    ("X += 1", False), ("assert X == 1", False), ("if X:\n    Y = 1", False)])
+def test_new_statements_are_judged_and_new_definitions_are_not(text, is_definition):
+    assert bool(Mixture("", f"{text}\n").candidates()) != is_definition
+
+
+def test_a_mixed_script_has_both_imports_and_the_learners_new_fields():
+    milestone = ('"""card"""\nimport math\n\n\nclass Hyperparameters:\n    a: int = 1\n\n\n'
+                 "def f():\n    return 1\n\n\ndef g():\n    return f()\n\n\n"
+                 'if __name__ == "__main__":\n    f()\n')
+    learner = ('"""mine"""\nfrom __future__ import annotations\nimport json\n\n\nSIZE = 4\n\n\n'
+               "class Hyperparameters:\n    a: int = 3\n    b: int = SIZE\n    c: str\n"
+               "    d: int = 5\n\n\ndef g():\n    return 5\n\n\nprint(1)\n")
+    mixture = Mixture(milestone, learner)
+    assert mixture.candidates() == ["imports", "Hyperparameters", "g", "print(1)"]
+    assert (mixture.lacking(), mixture.span("g"), mixture.span("print(1)")) == (
+        ["f"], "lines 16-17", "line 20")
+    assert [mixture.block_at(line) for line in (1, 5, 16, 17, 18, 20, 21)] == [
+        "card", "", "g", "g", "", "print(1)", ""]
+    text, origin = mixture.script(["g"])
+    assert [(*where, line) for where, line in zip(origin, text.split("\n"), strict=False)
+            if line.strip()] == [
+        ("milestone", 1, '"""card"""'), ("milestone", 2, "import math"), ("learner", 0, "try:"),
+        ("learner", 0, "    import json"), ("learner", 0, "    pass"),
+        ("learner", 0, "except Exception:"), ("learner", 0, "    pass"),
+        ("learner", 6, "SIZE = 4"), ("milestone", 5, "class Hyperparameters:"),
+        ("milestone", 6, "    a: int = 1"), ("learner", 0, "    b: int = SIZE"),
+        ("learner", 0, "    d: int = 5"), ("milestone", 9, "def f():"),
+        ("milestone", 10, "    return 1"), ("learner", 16, "def g():"),
+        ("learner", 17, "    return 5"), ("milestone", 17, 'if __name__ == "__main__":'),
+        ("milestone", 18, "    f()")]
+    whole = mixture.script(mixture.candidates())[0]
+    exec(whole, names := {"__name__": "x"})
+    assert "json" in names and "    a: int = 3\n    b: int = SIZE\n    c: str\n" in whole
+    assert "print(1)" in whole and '"""mine"""' not in whole
+
+
+@pytest.mark.parametrize("error, caller", [
+    ("AttributeError", "f"), ("TypeError", "f"), ("KeyError", "f"), ("ValueError", "")])
+def test_only_what_a_block_lacks_is_its_callers_business(error, caller):
+    milestone, learner = (f"def g():\n    return {n}\n\n\ndef f():\n    return g() + {n}\n"
+                          for n in (1, 2))
+    lacks = Deviation("a loss", "1", f"it stops: {error}: x", milestone_line=6)
+    assert Mixture(milestone, learner).caller("g", lacks) == caller
+    assert Mixture(milestone, learner, learner).caller("g", lacks) == ""
+
+
 @pytest.mark.parametrize("blocks", [
     ["CausalSelfAttention", "Block"],
     pytest.param(["CausalSelfAttention"], marks=pytest.mark.slow)])
@@ -236,8 +311,19 @@ def test_a_script_that_cannot_be_used(text, check, words, ask):
     assert words in found.get(check, ""), found
 
 
-def test_what_is_not_utf_8(tmp_path):
+@pytest.mark.parametrize("source, got, meaning", [
+    (b"x = 1\n# caf\xe9\n", "line 2: byte 0xe9 is not UTF-8",
+     "Save the file as UTF-8: Python and the tools read it so."),
+    (b"\xff", "line 1: byte 0xff is not UTF-8",
+     "Save the file as UTF-8: Python and the tools read it so."),
+    (b"x = 1\n\ndef f(:\n", "line 3: invalid syntax", ""),
+    (b"return 1", "line 1: 'return' outside function", ""),
+    (b"\xef\xbb\xbfx = '\xc3\xa9'\r\n", "", ""),
+])
+def test_what_is_no_python_is_told_with_its_line(source, got, meaning):
     from speedrun.check.syntax import check_syntax
 
-    told = check_syntax(b"x = 1\n# caf\xe9\n")
-    assert told.got == "line 2: byte 0xe9 is not UTF-8" and "Save the file as UTF-8" in told.meaning
+    told = check_syntax(source)
+    assert told.got.startswith(got) and bool(told.got) == bool(got)
+    assert (told.name, told.expected, told.meaning) == (
+        "syntax", "a Python file" * bool(got), meaning)

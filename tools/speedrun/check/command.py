@@ -140,7 +140,7 @@ def check_once(learner: Learner, milestone: Milestone, limit: float) -> bool:
     passed = sum(outcome.passed for outcome in outcomes)
     if passed < len(outcomes) and milestone.slug not in learner.progress.standings:
         with suppress(SyntaxError, ValueError):
-            text = learner.script.read_text(encoding="utf-8")
+            text = learner.script.read_text(encoding="utf-8-sig")
             if lines := left_to_write(milestone, text):
                 learner.screen.line(f"On the way to {milestone.name}:", "bold")
                 for line in lines:
@@ -184,7 +184,7 @@ def give_hint(learner: Learner, milestone: Milestone, level: int | None, name: s
     standing = learner.progress.of(milestone)
     if name is None:
         current = hash_of(learner.existing())
-        if standing.script != current or learner.progress.file is None:
+        if standing.script != current:
             outcomes = list(check(learner.script, milestone, limit))
             with learner.progress.changing(milestone) as standing:
                 standing.record(outcomes, current)
@@ -216,7 +216,6 @@ def watch(learner: Learner, milestone: Milestone, limit: float) -> None:
                 with suppress(FileNotFoundError):  # an editor is just replacing it
                     check_once(learner, milestone, limit)
                 learner.screen.line("Watching; Ctrl-C ends it.")
-                sys.stdout.flush()
             while _stamp(learner.script) in (stamp, None):
                 time.sleep(POLL_S)
             print()

@@ -52,7 +52,7 @@ class Screen:
 
     def line(self, text: str, style: str = "") -> None:
         """One line, however long, folded at the width."""
-        for part in _fold(visible(text), self.width, subsequent_indent="  ") or [""]:
+        for part in _fold(visible(text), self.width, subsequent_indent="  "):
             self.console.print(Text(part, style=style))
 
     def command(self, text: str) -> None:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from textwrap import indent
@@ -96,19 +96,20 @@ class Mixture:
     def script(self, names) -> tuple[str, list[tuple[str, int]]]:
         """The milestone's script with these blocks of the learner's, and for each line whose it is
         and its number there: ("learner", 12)."""
-        chosen = {*names, *self.helpers(names)}
+        chosen = {*names, *self.helpers([*names, *["Hyperparameters"] * bool(self.more_fields)])}
         lines, origin = [], []
 
         def put(block, owner):
-            numbered = [(owner, block.line + i) for i in range(block.text.count("\n") + 1)]
+            at = [(owner, block.line and block.line + i) for i in range(block.text.count("\n") + 1)]
             lines.extend(block.text.split("\n") + ["", ""])
-            origin.extend(numbered + [(owner, 0)] * 2)
+            origin.extend(at + [(owner, 0)] * 2)
 
         for name in merge_names([n for n in self.learner if n in chosen or n in self.milestone],
                                 list(self.milestone)):
             if name == "imports" and name in self.learner:  # always both
                 put(self.milestone[name], "milestone")
-                mine = self.learner[name]
+                mine = self.learner[name]  # a __future__ would have to stand above all others
+                mine = replace(mine, text=re.sub("(?m)^from __future__ .*", "", mine.text))
                 put(mine if name in chosen else Block(name, _guarded(mine), 0), "learner")
             elif name in chosen:
                 put(self.learner[name], "learner")
@@ -223,8 +224,7 @@ def fields_of(text: str) -> dict[str, str]:
 
 def _guarded(block):
     """The learner's imports, each tried for itself: one that fails is a fault of its own."""
-    text = "\n".join(line for line in block.text.split("\n") if "__future__" not in line)
-    return f"try:\n{indent(text, '    ')}\n    pass\nexcept Exception:\n    pass"
+    return f"try:\n{indent(block.text, '    ')}\n    pass\nexcept Exception:\n    pass"
 
 
 def _is_definition(block):
