@@ -141,8 +141,9 @@ def test_a_gpu_full_of_other_programs(machine):
     machine(RTX_4090, used=20_480)
     assert planned("01").notes[1] == (
         "GPU 0: 20.0 of 24.0 GiB taken by other programs, which nvidia-smi lists")
-    machine(RTX_4090, used=2_000)  # a desktop
-    assert not any("taken" in note for note in planned("01").notes)
+    for used, told in ((2_000, False), (3_600, False), (3_601, True)):  # a desktop; the border
+        machine(("NVIDIA B200", 24_000, "10.0"), used=used)
+        assert any("taken" in note for note in planned("01").notes) == told
 
 
 def test_no_nvidia_smi(monkeypatch, tmp_path):

@@ -4,21 +4,31 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+import builtin_chat
 import builtin_corpus
 import cached_fineweb10B
 import fineweb
+import hellaswag
+import prefixes
 import shards
 from speedrun.base.errors import UserError
 from speedrun.run import conversations, data
@@ -75,10 +85,10 @@ def test_what_cannot_begin_is_one_line(script, tmp_path):
     bare = subprocess.run([sys.executable, "-SP", DATA / script], capture_output=True, text=True)
     assert_one_line(bare, 1, "error: numpy is not installed here: make .venv/installed, "
                     "then . .venv/bin/activate")
-    old = ("import runpy, sys; sys.version_info = (3, 9, 18); sys.path.insert(0, sys.argv[1]);"
+    old = ("import runpy, sys; sys.version_info = (3, 10, 18); sys.path.insert(0, sys.argv[1]);"
            f" runpy.run_path(sys.argv[1] + '/{script}')")
     ended = subprocess.run([sys.executable, "-c", old, DATA], capture_output=True, text=True)
-    assert_one_line(ended, 1, "error: this is Python 3.9; 3.11 or newer is needed")
+    assert_one_line(ended, 1, "error: this is Python 3.10; 3.11 or newer is needed")
     file = tmp_path / "file"
     file.touch()
     arguments = ["1"] if script.startswith("cached") else []
@@ -109,6 +119,43 @@ def test_a_package_that_is_missing_is_one_line(tmp_path, monkeypatch):
         cached_fineweb10B.main()
 
 
+def test_what_to_check_after_a_download_that_failed():
+    for names in [], ["http_proxy"], ["HF_ENDPOINT", "ALL_PROXY", "https_proxy", "HTTP_PROXY"]:
+        with patch.dict(os.environ, dict.fromkeys([*names, "no_proxy"], "x"), clear=True):
+            assert shards.network() == "the network" + (
+                f" and {', '.join(names)}, which you have set" if names else "")
+
+
+@pytest.mark.parametrize("script, folder, work, words", [
+    (fineweb, "fineweb10B_own", "make_shards", "the same command goes on after the last whole"
+     " shard"),
+    (cached_fineweb10B, "fineweb10B", "fetch_all", "the same command goes on from here"),
+    (builtin_corpus, "builtin", "sha256", "the same command starts over"),
+    (hellaswag, "hellaswag", "fetch", "the same command starts over"),
+    (prefixes, "fineweb10B", "gpt2_prefixes", "no table was written"),
+])
+def test_where_a_script_writes_and_what_ctrl_c_leaves(script, folder, work, words, tmp_path,
+                                                      monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def stopped(folder, words):
+        raise LookupError(folder)
+
+    arguments = ["script", *["1"][: script is cached_fineweb10B]]
+    functions = ["", interrupted, None][: 3 * (script is builtin_corpus)]
+    monkeypatch.setattr(script, work, interrupted)
+    monkeypatch.setattr(sys, "argv", [*arguments, "--out", str(tmp_path / "x")])
+    with pytest.raises(SystemExit, match="^130$"):
+        script.main(*functions)
+    assert capsys.readouterr().err == f"\nstopped; {words}\n"
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(shards, "filling", stopped)
+    with pytest.raises(LookupError) as default:
+        script.main(*functions)
+    assert default.value.args == (DATA / folder,)
+
+
 # The format
 
 
@@ -123,11 +170,16 @@ def test_shards_round_trip(tmp_path):
     assert data[12:1024] == bytes(1012)
     assert data[1024:] == bytes.fromhex("0000 0100 ff00 0001 50c4 ffff")
     assert list(tmp_path.iterdir()) == [path]
+    shards.write(path, [])
+    assert shards.verify(path) == 0
+    assert [shards.fineweb_name(index) for index in (0, 1, 103)] == [
+        "fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000103.bin"]
 
 
 @pytest.mark.parametrize("ids", [[65536], [-1], [0, 70000]])
 def test_ids_beyond_uint16_are_refused_and_leave_nothing(tmp_path, ids):
-    with pytest.raises(ValueError, match="0..65535"):
+    found = f"token ids must lie in 0..65535, not {min(ids)}..{max(ids)}"
+    with pytest.raises(ValueError, match=f"^{found}$"):
         shards.write(tmp_path / "a.bin", ids)
     assert not list(tmp_path.iterdir())
 
@@ -135,20 +187,21 @@ def test_ids_beyond_uint16_are_refused_and_leave_nothing(tmp_path, ids):
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (lambda data: b"\0" + data[1:], "magic"),
-        (lambda data: data[:4] + b"\2" + data[5:], "version 2"),
-        (lambda data: data[:-1], "truncated"),
-        (lambda data: data[:1000], "truncated"),
-        (lambda data: b"", "truncated"),
-        (lambda data: data + b"\0", "too long"),
+        (lambda data: b"\0" + data[1:], "not a token shard (magic 20240384, expected 20240520)"),
+        (lambda data: data[:4] + b"\2" + data[5:], "shard version 2, expected 1"),
+        (lambda data: data[:-1], "truncated, 3023 bytes where 1000 tokens take 3024"),
+        (lambda data: data[:1000], "truncated, 1000 bytes where the header takes 1024"),
+        (lambda data: b"", "truncated, 0 bytes where the header takes 1024"),
+        (lambda data: data + b"\0", "too long, 3025 bytes where 1000 tokens take 3024"),
     ],
 )
 def test_verify_refuses(tmp_path, damage, message):
     path = tmp_path / "a.bin"
     shards.write(path, TOKENS)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError) as fault:
         shards.verify(path)
+    assert str(fault.value) == f"{path}: {message}"
     assert not shards.is_valid(path)
 
 
@@ -191,6 +244,7 @@ def test_corpus_content(corpus):
     assert sum(sizes) > 8_000_000
 
     everything = val + first + second
+    assert corpus[1] == "185463d0c7f69f7d" or platform.python_version() != "3.11.7"
     assert len(set(everything)) == len(everything)
     assert not set(val) & set(first + second)
     lengths = np.array([len(document) for document in everything])
@@ -218,7 +272,9 @@ def test_corpus_splits_whole_files():
 
 def test_source_files_skips_what_is_not_the_library(tmp_path, monkeypatch):
     monkeypatch.setattr(builtin_corpus, "MIN_VAL_TOKENS", 0)
-    for name in ("a.py", "b/c.py", "b/test/t.py", "site-packages/s.py", "_sysconfigdata_x.py"):
+    skipped = ("b/test/t.py", "tests/t.py", "idlelib/i.py", "lib2to3/l.py", "site-packages/s.py",
+               "dist-packages/d.py", "config-3.11/c.py", "_sysconfigdata_x.py", "b/notes.txt")
+    for name in ("a.py", "b/c.py", *skipped):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x = '\xff'\r\n")
@@ -232,6 +288,29 @@ def test_source_files_skips_what_is_not_the_library(tmp_path, monkeypatch):
 def test_zipped_library_is_one_clear_error(tmp_path):
     with pytest.raises(ValueError, match="regular installation"):
         builtin_corpus.source_files(tmp_path / "python311.zip")
+
+
+@pytest.mark.parametrize("script, made", [
+    (builtin_corpus, "builtin_val_000000.bin         2 documents         74 tokens\n"
+                     "builtin_train_000001.bin      18 documents        666 tokens\n"
+                     "builtin_train_000002.bin      20 documents        740 tokens\n"),
+    (builtin_chat, "chat_train.jsonl              38 conversations\n"
+                   "chat_val.jsonl                 2 conversations\n"),
+])
+def test_what_is_made_is_said(script, made, tmp_path, monkeypatch, capsys):
+    text = b'def f%d():\n    """Does thing %d."""\n'
+    files = {f"{n}.py": text % (n, n) for n in range(10, 50)}
+    monkeypatch.setattr(script, "source_files", lambda root: files)
+    monkeypatch.setattr(sys, "argv", ["script", "--out", str(tmp_path)])
+    for name in (".chat_val.jsonl.01234567.tmp", ".builtin_val_000000.bin.01234567.tmp"):
+        (tmp_path / name).touch()  # a killed call's
+    for first in made, f"already there: {tmp_path}\n":
+        script.main("", script.existing, script.build)
+        assert capsys.readouterr().out == (
+            f"{first}python {platform.python_version()}, fingerprint {script.existing(tmp_path)}\n")
+    assert not list(tmp_path.glob(".*.tmp"))
+    monkeypatch.setattr(platform, "python_version", lambda: "2.7.18")
+    assert script.existing(tmp_path) is None
 
 
 def test_second_corpus_call_changes_nothing(corpus):
@@ -278,6 +357,8 @@ def test_a_script_that_cannot_fill_a_folder_says_why(tmp_path, monkeypatch):
         (tmp_path / "data" / "x.py").write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=f"^data/x.py failed: {reason}$"):
             data.fill(tmp_path, "x.py")
+    (tmp_path / "data" / "x.py").write_text("pass", encoding="utf-8")
+    data.fill(tmp_path, "x.py")
 
 
 def test_a_file_that_begins_with_a_dot_is_not_there(tmp_path):
@@ -290,6 +371,9 @@ def test_a_file_that_begins_with_a_dot_is_not_there(tmp_path):
     assert [shards_in(tmp_path, split) for split in ("train", "val")] == [[train], [val]]
     assert not holds_bytes(tmp_path)
     assert list(conversations.files_in(tmp_path).values()) == [*map(str, conversation_files)]
+    assert data.has_shards(tmp_path)
+    val.unlink()
+    assert not data.has_shards(tmp_path), "of training only"
 
 
 @pytest.mark.parametrize("replacements", [1, 3])
@@ -411,12 +495,15 @@ def test_fetch_then_no_request_at_all(hub, tmp_path):
     for name, content in hub.files.items():
         assert (tmp_path / "out" / name).read_bytes() == content
     assert "SHA-256" not in process.stderr
+    assert process.stdout == "".join(f"[{number}/3] {name}\n" for number, name in enumerate(
+        hub.files, 1)) + f"3 shards in {tmp_path / 'out'}\n"
     assert hub.heads == list(hub.files)
     assert hub.requests == [(name, None, False) for name in hub.files]  # the token stays at the hub
 
     hub.heads.clear()
     hub.requests.clear()
-    assert command(*arguments, **hub.env(tmp_path)).returncode == 0
+    process = command(*arguments, **hub.env(tmp_path))
+    assert (process.returncode, process.stdout) == (0, f"3 shards in {tmp_path / 'out'}\n")
     assert not hub.heads and not hub.requests
 
 
@@ -496,20 +583,22 @@ def test_one_writer_in_a_folder_at_a_time(hub, inputs, tmp_path):
     out_dir = tmp_path / "out"
     with shards.only_writer(out_dir, []):
         process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
-        assert_one_line(process, 1, f"another process is filling {out_dir}")
+        assert_one_line(process, 1, f"error: another process is filling {out_dir}; wait until it"
+                        " has ended, or choose another --out\n")
         assert_one_line(make(out_dir, *inputs), 1, f"another process is filling {out_dir}")
     assert not hub.heads and not list(out_dir.glob("*.bin"))
 
 
 def test_a_killed_writers_temporary_files_go(tmp_path):
-    for name in (".a_1.bin.0123abcd.tmp", ".other.bin.0123abcd.tmp"):
-        (tmp_path / name).touch()
+    killed = shards.atomic_file(tmp_path / "a_1.bin")
+    killed.__enter__()
+    (tmp_path / ".other.bin.0123abcd.tmp").touch()
     with shards.only_writer(tmp_path, ["a_*.bin"]):
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             ".lock", ".other.bin.0123abcd.tmp"]
 
 
-@pytest.mark.parametrize("left", ["nothing", "zeros", "too long"])
+@pytest.mark.parametrize("left", ["nothing", "zeros", "too long", "whole"])
 def test_content_is_compared_with_the_hubs_sha256(hub, tmp_path, left):
     """What an earlier call left may be damaged: then the download starts over."""
     name, out_dir = shards.fineweb_name(0), tmp_path / "out"
@@ -519,14 +608,18 @@ def test_content_is_compared_with_the_hubs_sha256(hub, tmp_path, left):
     if left == "nothing":
         hub.flipped = {name: 1500}  # of every answer
         process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
-        assert_one_line(process, 1, f"refused what the hub sent as {name}: its SHA-256 begins with")
+        sent = hashlib.sha256(good[:1500] + bytes([good[1500] ^ 255]) + good[1501:]).hexdigest()
+        assert_one_line(process, 1, f"refused what the hub sent as {name}: its SHA-256 begins with "
+                        f"{sent[:12]}, not {hashlib.sha256(good).hexdigest()[:12]}; run again\n")
         assert not list(out_dir.rglob(f"{name}*"))
         return
-    partial.write_bytes(good[:1200] + bytes(600) if left == "zeros" else good + b"x" * 10)
+    partial.write_bytes(good[:1200] + bytes(600) if left == "zeros" else
+                        good + b"x" * 10 * (left == "too long"))
     (outdated := partial.with_suffix(".0123456789abcdef")).touch()  # of another version
     process = command("cached_fineweb10B.py", 1, "--out", out_dir, **hub.env(tmp_path))
     assert process.returncode == 0, process.stderr
     assert (out_dir / name).read_bytes() == good and not outdated.exists()
+    assert (name not in {asked for asked, *_ in hub.requests}) == (left == "whole")
 
 
 def test_a_proxy_that_needs_a_package_is_one_line(tmp_path):
@@ -546,6 +639,16 @@ def test_number_of_shards_out_of_range(tmp_path, monkeypatch, capsys, number):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("argument, count", [("1", 2), ("103", 104), ("--all", 104)])
+def test_number_of_shards(argument, count, tmp_path, monkeypatch, capsys):
+    fetched = []
+    monkeypatch.setattr(cached_fineweb10B, "fetch_all", lambda names, out: fetched.extend(names))
+    monkeypatch.setattr(sys, "argv", ["cached", "--out", str(tmp_path), argument])
+    cached_fineweb10B.main()
+    assert fetched == [shards.fineweb_name(index) for index in range(count)]
+    assert capsys.readouterr().out == f"{count} shards in {tmp_path}\n"
+
+
 # Own shards
 
 
@@ -562,6 +665,22 @@ def inputs(tmp_path):
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content.encode())
     return paths
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """In place of worker processes, this one: two documents at a time, encoded when handed over."""
+    class Pool(ExitStack):
+        def __init__(self, workers, mp_context, initializer):
+            super().__init__()
+            assert initializer is fineweb.start_worker and mp_context.get_start_method() == "spawn"
+
+        def submit(self, function, *arguments):
+            (future := Future()).set_result(function(*arguments))
+            return future
+
+    monkeypatch.setattr(fineweb, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(fineweb, "BATCH", 2)
 
 
 def make(out_dir, *inputs):
@@ -599,10 +718,45 @@ def test_white_space_without_end_is_encoded(tmp_path, monkeypatch):
     assert tokens.tolist() == [256, *long.encode()]
 
 
+def test_batches_keep_their_order_and_few_are_under_way(at_once):
+    taken = []
+    texts = (taken.append(n) or str(n) for n in range(40))
+    for n, tokens in enumerate(fineweb.encode_all("bytes", texts, 3)):
+        assert tokens.tolist() == [256, *str(n).encode()]
+        assert len(taken) == min(40, 2 * (n // 2 + 12)), "four batches for each process"
+    assert n == 39
+
+
+def test_a_worker_leaves_ctrl_c_to_its_parent_and_ends_with_it(monkeypatch):
+    ended, exits, signals = threading.Event(), [], []
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: Namespace(join=ended.wait))
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(signal, "signal", lambda *what: signals.append(what))
+    before = {*threading.enumerate()}
+    fineweb.start_worker()
+    (thread,) = {*threading.enumerate()} - before
+    assert thread.daemon, "at its own end the process waits for the others"
+    assert (signals, exits) == ([(signal.SIGINT, signal.SIG_IGN)], [])
+    ended.set()
+    thread.join()
+    assert exits == [1]
+
+
+def test_half_a_surrogate_pair_is_a_question_mark():
+    (tokens,) = fineweb.encode_batch("bytes", ["\ud800é"])
+    assert tokens.tolist() == [256, *"?é".encode()]
+
+
 def test_exact_stream_across_shard_edges(inputs, tmp_path):
     process = make(tmp_path / "out", *inputs)
     assert process.returncode == 0, process.stderr
     np.testing.assert_array_equal(stream(tmp_path / "out"), STREAM)
+    sizes = [100] * (len(STREAM) // 100) + [len(STREAM) % 100]
+    *lines, last = process.stdout.splitlines()
+    assert lines == [f"{shards.fineweb_name(number)}{size:>{14 - 2 * (number > 0)}} tokens"
+                     for number, size in enumerate(sizes)]
+    assert re.fullmatch(rf"{len(sizes)} shards in {tmp_path / 'out'}; this call:"
+                        rf" {len(STREAM):,} tokens in \d+ s", last)
 
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     process = make(tmp_path / "out", *inputs)
@@ -628,7 +782,7 @@ def test_restart_after_a_kill(inputs, tmp_path, replacements):
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
-def test_missing_or_broken_shard_is_made_again(inputs, tmp_path):
+def test_missing_or_broken_shard_is_made_again(inputs, tmp_path, at_once):
     out_dir = tmp_path / "out"
     assert fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)[1] == len(STREAM)
     path = out_dir / shards.fineweb_name(3)
@@ -637,7 +791,7 @@ def test_missing_or_broken_shard_is_made_again(inputs, tmp_path):
     np.testing.assert_array_equal(stream(out_dir), STREAM)
 
 
-def test_fineweb_through_datasets(tmp_path, monkeypatch):
+def test_fineweb_through_datasets(tmp_path, monkeypatch, at_once):
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"text": TEXTS, "id": range(len(TEXTS))})
     asked = []
@@ -646,6 +800,41 @@ def test_fineweb_through_datasets(tmp_path, monkeypatch):
     np.testing.assert_array_equal(stream(tmp_path), STREAM)
     assert asked == [(("HuggingFaceFW/fineweb",), {"name": "sample-10BT", "split": "train"})]
     assert list(fineweb.hub_documents(5)) == TEXTS[5:]
+
+    def unreachable(*_, **__):
+        raise RuntimeError("no route\nto it")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(OSError) as error:
+        fineweb.hub_documents(0)
+    assert str(error.value) == ("cannot get HuggingFaceFW/fineweb from the Hugging Face hub (no"
+                                f" route); check {shards.network()}")
+
+
+def test_a_command_without_options(monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(shards, "only_writer", lambda *_: nullcontext())
+    monkeypatch.setattr(fineweb, "make_shards", lambda *some: given.append(some) or (7, 1234))
+    monkeypatch.setattr(sys, "argv", ["fineweb.py"])
+    fineweb.main()
+    assert given == [(DATA / "fineweb10B_own", None, "gpt2", 100_000_000, os.cpu_count())]
+    assert capsys.readouterr().out == (
+        f"7 shards in {DATA / 'fineweb10B_own'}; this call: 1,234 tokens in 0 s\n")
+
+    def died(*_):
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(fineweb, "make_shards", died)
+    with pytest.raises(SystemExit, match="^error: a worker process died, perhaps for lack of memory"
+                                         "; try fewer --workers$"):
+        fineweb.main()
+
+
+def test_an_input_of_one_shard_leaves_nothing_to_train_on(inputs, tmp_path, at_once):
+    with pytest.raises(ValueError, match="^the input's 4 tokens leave nothing to train on after a "
+                                         "validation shard of 4; pass a smaller --shard-size$"):
+        fineweb.make_shards(tmp_path / "out", inputs[2:], "bytes", 4, 1)
+    assert fineweb.make_shards(tmp_path / "other", inputs[2:], "bytes", 3, 1) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -700,6 +889,7 @@ def test_an_empty_folders_name_is_not_the_current_folder(script, monkeypatch, ca
     ("--input", "texts.txt", "texts.txt is not a regular file"),
     ("--workers", "0", "must be at least 1, not 0"),
     ("--shard-size", str(2**31), "must lie in 1..2147483647, not 2147483648"),
+    ("--shard-size", "0", "must lie in 1..2147483647, not 0"),
 ])
 def test_an_argument_is_refused_before_any_work(option, value, fault, tmp_path, monkeypatch):
     (tmp_path / "texts.txt").mkdir()
@@ -708,14 +898,23 @@ def test_an_argument_is_refused_before_any_work(option, value, fault, tmp_path, 
     with pytest.raises(SystemExit, match=f"{fault}$"):
         fineweb.main()
     assert not (tmp_path / "out").exists()
+    for size in (1, 2**31 - 1):
+        fineweb.check_arguments(Namespace(shard_size=size, workers=1, input=None))
 
 
-def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):
+def test_other_settings_in_one_folder_are_refused(inputs, tmp_path, at_once):
     out_dir = tmp_path / "out"
     fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
-    for files, shard_size in ((inputs, 101), (inputs[:1], 100)):
-        with pytest.raises(ValueError, match="another or a changed input"):
-            fineweb.make_shards(out_dir, files, "bytes", shard_size, 1)
+    renamed, longer = tmp_path / "d.txt", tmp_path / "of the same time" / "c.txt"
+    longer.parent.mkdir()
+    for copy in (renamed, longer):
+        copy.write_text(TEXTS[-1] + "." * (copy == longer))
+        shutil.copystat(inputs[2], copy)
+    for files, name, shard_size in ((inputs, "bytes", 101), (inputs[:1], "bytes", 100),
+                                    (inputs, "gpt2", 100), ([*inputs[:2], renamed], "bytes", 100),
+                                    ([*inputs[:2], longer], "bytes", 100)):
+        with pytest.raises(ValueError, match="another or a changed input, tokenizer or shard size"):
+            fineweb.make_shards(out_dir, files, name, shard_size, 1)
     assert fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)[1] == 0
     settings = json.loads((out_dir / "progress.json").read_text())["settings"]
     wrong_ends = [json.dumps(dict(settings=settings, ends=ends)) for ends in ([["x", 1]], [3], 7)]
@@ -727,7 +926,7 @@ def test_other_settings_in_one_folder_are_refused(inputs, tmp_path):
     os.utime(inputs[0], (1, 1))  # as after an edit that keeps the size
     with pytest.raises(ValueError, match="another or a changed input"):
         fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)
-    for damaged in ("[1]", "{}", "["):
+    for damaged in ("[1]", "{}", "[", "[" * 100_000):
         (out_dir / "progress.json").write_text(damaged)
         with pytest.raises(ValueError, match="its progress.json is missing or damaged"):
             fineweb.make_shards(out_dir, inputs, "bytes", 100, 1)

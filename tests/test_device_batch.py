@@ -135,13 +135,15 @@ def fit(plan, **options):
     return fitted.options.get("micro_batch_size"), stream.getvalue().splitlines()
 
 
-def test_largest_divisor_within_the_margin(machine):
-    plan, trials = machine(1400)
-    # of 1400 MiB a trial may take 1190: twelve sequences do not run out of memory, yet take 1200
+def test_largest_divisor_within_the_margin(machine, monkeypatch):
+    monkeypatch.setattr("test_device_batch.MIB_PER_SEQUENCE", 1000)
+    plan, trials = machine(14_000)
+    # of 14,000 MiB a trial may take 11,900: twelve sequences do not run out of memory, yet take
+    # 12,000
     assert fit(plan) == (8, [
-        "trying micro_batch_size 6: 0.6 GiB", "trying micro_batch_size 12: 1.2 GiB, too much",
-        "trying micro_batch_size 8: 0.8 GiB",
-        f"micro_batch_size: 8 (largest that fits {GPU}, 0.8 of 1.4 GiB)",
+        "trying micro_batch_size 6: 5.9 GiB", "trying micro_batch_size 12: 11.7 GiB, too much",
+        "trying micro_batch_size 8: 7.8 GiB",
+        f"micro_batch_size: 8 (largest that fits {GPU}, 7.8 of 13.7 GiB)",
     ])
     assert plan.hyperparameters["total_batch_size"] == 24 * 32
 
@@ -175,12 +177,14 @@ def test_an_answer_is_remembered(machine):
 
 @pytest.mark.parametrize("change", [
     dict(settings=["model_dim=64"]), dict(settings=["total_batch_size=1536"]), dict(nproc=1),
-    dict(milestone=MILESTONES[2]), "memory", "torch",
+    dict(milestone=MILESTONES[2]), "memory", "torch", "gpu",
 ])
 def test_what_changes_the_memory_is_tried_again(machine, change, monkeypatch):
     fit(machine(1400, 1400)[0])
     if change == "torch":
         monkeypatch.setattr("importlib.metadata.version", lambda name: "9.9")
+    if change == "gpu":
+        monkeypatch.setattr("test_device_batch.GPU", "another")
     memory = 2000 if change == "memory" else 1400
     plan, trials = machine(memory, memory, **(change if isinstance(change, dict) else {}))
     fit(plan)

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import sys
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +26,10 @@ import builtin_chat
 from ranks import run_tool, start_ranks
 from snapshots import MANIFEST, REPOSITORY, by_id, known_values, load_snapshot, train
 from speedrun.base.errors import UserError
+from speedrun.base.text import short
 from speedrun.run import conversations
 from speedrun.run.checkpoint import check_start, made_by, scale_of, sign
+from speedrun.run.data import BUILTIN
 from speedrun.run.log import read_log
 from speedrun.run.plan import make_plan
 from speedrun.run.summary import corpus_of
@@ -153,18 +156,32 @@ def plain():
 def long():
     """Has a long body."""
     return "''' + b"x" * 160 + b'''"
+
+def fits():
+    """Has 160 bytes."""
+    return '\\d\xc3\xa9''' + b"x" * 131 + b''''
+
+def does_not():
+    """Has 161."""
+    return '\xc3\xa9''' + b"x" * 130 + b''''
 '''
 
 
 def test_pairs_of_a_file():
-    assert builtin_chat.pairs(TOY) == [
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the odd escape is the file's business
+        found = builtin_chat.pairs(TOY)
+    assert found == [
         ("def whole(a):\n    return a", "Adds nothing."),
         ("async def method(self):\n    def nested():\n        '''\n        Begins below.\n"
          "        '''\n        return [\n            1]\n    return nested", "Waits for \\d,"),
         ("def nested():\n    return [\n        1]", "Begins below."),
         ("def long():", "Has a long body."),
+        (f"def fits():\n    return '\\dé{'x' * 131}'", "Has 160 bytes."),
+        ("def does_not():", "Has 161."),
     ]
-    assert builtin_chat.pairs(b"def broken(:\n") == builtin_chat.pairs(b"\xff") == []
+    for other in (b"def broken(:\n", b"\xff", b"# coding: latin-1\n" + TOY + b"# \xe9"):
+        assert builtin_chat.pairs(other) == []
 
 
 def test_no_pair_is_on_both_sides():
@@ -557,6 +574,12 @@ def test_conversations_of_which_none_would_be_left_are_refused(folder, tmp_path,
     conversations.check_answers(file, dict(values, seq_len=703))  # 700, and three markers
     with pytest.raises(UserError, match="all 3"):
         conversations.check_answers(file, dict(values, seq_len=702))
+    write_conversations(tmp_path / "some", [turns("x" * 30, "yo", system="s" * 8)])
+    conversations.check_answers(tmp_path / "some", dict(values, seq_len=43))  # and a blank line
+    with pytest.raises(UserError, match="some: all 1 conversations"):
+        conversations.check_answers(tmp_path / "some", dict(values, seq_len=42))
+    write_conversations(tmp_path / "some", [turns("x" * 30, "yo"), turns("x", "yo")])
+    conversations.check_answers(tmp_path / "some", dict(values, seq_len=4))  # one is left
     words = SimpleNamespace(encode_ordinary=str.split)  # in place of GPT-2's: a question has one
     monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(get_encoding=lambda _: words))
     conversations.check_answers(file, dict(bos_id=50256, seq_len=4))
@@ -607,10 +630,20 @@ def test_a_run_starts_from_another(folder, tmp_path, monkeypatch):
     refused(f"{tmp_path} holds no checkpoint.pt", start=tmp_path)
     refused("train_gpt.py starts from nothing; leave it out", target="04", start=folder)
     (tmp_path / "data").mkdir()
-    refused(r"must hold one file \*_train.jsonl, not none; or name it: --set train_file=FILE",
+    refused(r"^data must hold one file \*_train.jsonl, not none; or name it: --set train_file=FILE",
             start=folder, data=tmp_path / "data")
+    for name in ("a_train", "strain", "a_val", "b_val"):
+        (tmp_path / "data" / f"{name}.jsonl").touch()
+    refused(r"^data must hold one file \*_val.jsonl, not a_val.jsonl, b_val.jsonl; or name it: "
+            "--set val_file=FILE$", start=folder, data=tmp_path / "data")
+    refused("^data cannot be read: Is a directory$", start=folder,
+            settings=["train_file=data", f"val_file={folder}/chat_val.jsonl"])
+    assert conversations.files_in(BUILTIN) == {
+        f"{split}_file": short(BUILTIN / f"chat_{split}.jsonl") for split in ("train", "val")}
     refused("there is no file none.jsonl; make one: python .*data/builtin_chat.py", start=folder,
             settings=["train_file=none.jsonl", f"val_file={folder}/chat_val.jsonl"])
+    (folder / "summary.json").write_text('{"scale": "record"}')
+    assert scale_of(folder / "checkpoint.pt") == "record"
     (folder / "summary.json").write_text('{"scale": "tiny"}')
     plan = make_plan("e2", start=folder, data=folder)
     assert plan.scale == "tiny" and "from which it starts" in plan.notes[0]

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import sys
+import urllib.request
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -320,14 +321,23 @@ def test_the_data_script_takes_whole_files_only(tmp_path, monkeypatch, capsys):
     good, out = write_items(tmp_path / "good", [LINE] * 3), tmp_path / "out"
     content = good.read_bytes()
     monkeypatch.setattr(hellaswag, "SHA256", hashlib.sha256(content).hexdigest())
+    opened = urllib.request.urlopen  # a call without a limit would wait for ever
+    monkeypatch.setattr("urllib.request.urlopen",
+                        lambda url, *, timeout: opened(url, None, timeout))
     hellaswag.fetch(good.as_uri(), out)
     assert out.read_bytes() == content
     out.unlink()
     for damaged in (b"", b"<html>", content[: content.index(b"\n") + 1]):  # the last: an item only
         good.write_bytes(damaged)
-        with pytest.raises(ValueError, match=f"{good.as_uri()} is not HellaSwag's validation file"):
+        with pytest.raises(ValueError) as fault:
             hellaswag.fetch(good.as_uri(), out)
-    with pytest.raises(ValueError, match="cannot fetch file:.*pass it with --file"):
+        assert str(fault.value) == (
+            f"{good.as_uri()} is not HellaSwag's validation file of 10,042 items: its SHA-256 "
+            f"begins with {hashlib.sha256(damaged).hexdigest()[:12]}, not {hellaswag.SHA256[:12]}"
+            " (cut short, compressed or changed?); remove it, and fetch it again")
+    with pytest.raises(ValueError, match="^cannot fetch file:.*/none [(].*No such .*[)]; check the "
+                                         "network.*, or fetch it by other means and pass it with"
+                                         " --file$"):
         hellaswag.fetch((tmp_path / "none").as_uri(), out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good"]
     file, data = tmp_path / "none", tmp_path / "data"
@@ -342,3 +352,10 @@ def test_the_data_script_takes_whole_files_only(tmp_path, monkeypatch, capsys):
     hellaswag.main()
     assert (data / hellaswag.NAME).read_bytes() == content
     assert capsys.readouterr().out == f"10,042 items in {data / hellaswag.NAME}\n"
+    monkeypatch.setattr(hellaswag, "fetch", lambda *what: fetched.append(what))
+    monkeypatch.setattr(sys, "argv", ["hellaswag.py", "--out", str(tmp_path / "empty")])
+    fetched = []
+    with pytest.raises(SystemExit, match="hellaswag_val.jsonl: No such file"):
+        hellaswag.main()
+    assert fetched == [("https://raw.githubusercontent.com/rowanz/hellaswag/master/data/"
+                        "hellaswag_val.jsonl", tmp_path / "empty" / "hellaswag_val.jsonl")]

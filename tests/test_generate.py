@@ -5,8 +5,10 @@ Run: .venv/bin/python -m pytest tests/test_generate.py
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from dataclasses import asdict
 
@@ -18,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ranks import run_tool
 from snapshots import MANIFEST, REPOSITORY, by_id, handles, known_values, load_snapshot, own_values
-from speedrun.run.generation import generate
+from speedrun.base.errors import UserError
+from speedrun.run.generation import Answers, generate
 from test_parts import SMALL, fill
 
 RUNGS = [m for m in MANIFEST.of_chain("encore").milestones if m.program == "generate.py"]
@@ -317,13 +320,47 @@ def test_run_milestone_answers(checkpoint):
     assert '"tokens": 24' in done.stdout
 
 
-def test_the_last_line_counts_and_not_one_that_the_text_quotes():
-    lines = [f"tokens:{n} time:{1000 * n}ms tokens_per_second:1.00" for n in (1, 6)]
-    code = f"print({lines[0]!r}); print({lines[1]!r})"
-    script = Namespace(milestone=None, tiny_of=None)
-    found = generate(Namespace(
-        hyperparameters={}, script=script, command=[sys.executable, "-IS", "-c", code]))
-    assert (found.text.decode().split(), found.tokens, found.seconds) == (lines[0].split(), 6, 6.0)
+def generated(code, write=None):
+    """What speedrun.run.generation makes of a program."""
+    return generate(Namespace(
+        hyperparameters={}, script=Namespace(milestone=None, tiny_of=None),
+        command=[sys.executable, "-IS", "-c", code]), write)
+
+
+def test_the_last_line_counts_and_not_one_that_the_text_quotes(monkeypatch):
+    lines = [f"tokens:{n} time:{1500 * n}ms tokens_per_second:{n}.50" for n in (1, 6)]
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    names = "PYTHONUNBUFFERED", "PYTHONIOENCODING", "PYTHONOPTIMIZE"
+    code = (f"import os; print({lines[0]!r}, *map(os.environ.get, {names}))\n"
+            f"print({lines[1]!r}, 'cut')")
+    written = []
+    found = generated(code, written.append)
+    assert found == Answers(f"{lines[0]} 1 utf-8 None\n".encode(), 6, 9.0, 6.5)
+    assert b"".join(written).startswith(found.text) and written[-1].endswith(b"cut\n")
+
+
+@pytest.mark.parametrize("code, message, status", [
+    ("print('tokens:1')", "the script ended without its last line, tokens:… time:…ms "
+     "tokens_per_second:…", 1),
+    ("import sys; sys.exit('x.py: error: bad')", "bad", 1),
+    ("import os; os._exit(3)", "the script ended with exit code 3", 1),
+    ("import os; os.kill(os.getpid(), 9)", "the script was killed by SIGKILL (out of memory?)", 1),
+    ("import time; print(1, flush=True); time.sleep(60)", "stopped by SIGTERM", 143),
+])
+def test_a_script_that_fails_to_answer(code, message, status):
+    with pytest.raises(UserError) as error:
+        generated(code, lambda text: text == b"1\n" and os.kill(os.getpid(), signal.SIGTERM))
+    assert (str(error.value), error.value.status) == (message, status)
+
+
+def test_a_script_whose_answer_nobody_reads_is_ended():
+    def closed(text):
+        raise BrokenPipeError
+
+    before = time.monotonic()
+    with pytest.raises(BrokenPipeError):
+        generated("import time; print(1, flush=True); time.sleep(20)", closed)
+    assert time.monotonic() - before < 15
 
 
 @pytest.mark.parametrize("words, arguments", [

@@ -590,6 +590,12 @@ def test_tiny_runs_are_measured(tmp_path, monkeypatch):
 def test_kernels_are_tried_apart(monkeypatch):
     assert try_kernel("FP8", "cpu") == OK
     assert try_kernel("FP9", "cpu") == "KeyError: 'FP9'"
+    assert kernels.trial_command("FP8")[1:] == ["-m", "speedrun.run.kernels", "FP8", "cuda"]
+    ends = [sys.executable, "-Sc", "raise SystemExit(3)"]
+    monkeypatch.setattr(kernels, "trial_command", lambda *_: ends)
+    assert try_kernel("FP8") == "ended with exit code 3"
+    monkeypatch.setattr(kernels, "PATIENCE_S", 0.001)
+    assert try_kernel("FP8") == "it did not end within 0.001 s"
     product = compat.scaled_mm
     for factor in (2, math.nan):
         monkeypatch.setattr(
@@ -614,6 +620,44 @@ def test_attention_is_held_against_scores_written_out():
             attention(q, k, v, is_causal=True, scale=0.1), q, k, v, visible)
 
 
+def test_trials_of_attention_compute_what_they_compare_with(monkeypatch):
+    """With attention written out in place of the kernels, in 32 bits."""
+    given, scales = [], []
+
+    def attend(q, k, v, visible, scale):
+        assert q.dtype == torch.bfloat16
+        given.append(visible)
+        scores = (scale * sum(scales, 1) * q.float() @ k.float().mT).masked_fill(
+            ~visible, -torch.inf)
+        return scores.softmax(-1) @ v.float()
+
+    def flex(q, k, v, block_mask, scale):
+        i = torch.arange(256)
+        return attend(q, k, v, block_mask.mask_mod(0, 0, i[:, None], i), scale)
+
+    def varlen(q, k, v, starts, others, longest, other, scale, window_size):
+        i = torch.arange(256)
+        back, document = i[:, None] - i, torch.bucketize(i, starts[1:], right=True)
+        assert longest == other == starts.diff().max() and torch.equal(starts, others)
+        visible = (back >= 0) & (back <= window_size[0]) & (document[:, None] == document)
+        return attend(*(x.transpose(0, 1) for x in (q, k, v)), visible, scale).transpose(0, 1)
+
+    chosen = []
+    monkeypatch.setattr("torch.compile", lambda function, **_: function)
+    monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", flex)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    monkeypatch.setattr("torch.nn.attention.activate_flash_attention_impl", chosen.append)
+    for name, pairs in (("FlexAttention", 256 * 257 // 2), ("FlashAttn-2", 65 * 256 - 65 * 64),
+                        ("FlashAttn-3", 65 * 256 - 65 * 64)):
+        TRIALS[name]("cpu")
+        assert given[-1].sum() == pairs
+        scales[:] = [0.5]
+        with pytest.raises(AssertionError, match="off by"):
+            TRIALS[name]("cpu")
+        scales.clear()
+    assert chosen == ["FA3", "FA3"]
+
+
 def test_a_kernel_that_is_off_is_found():
     checks = kernel_checks.Checks("cpu")
     checks.fp8()
@@ -631,10 +675,10 @@ def test_what_nvidia_smi_reports(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text(r"""#!/bin/sh
 case "$1" in
-*clocks.sm,*) printf '345, 0\n1700, 99\n1720, 98\n1740, 97\n'; exec sleep 60;;
+*clocks.sm,*) printf '1720, 50\n345, 0\n400, 49\n1700, 99\n1800, 97\n'; exec sleep 60;;
 *driver_version*) echo '580.95.05, GPU-aa';;
 *power.limit*) echo '700.00, GPU-aa';;
-*clocks.max.sm*) echo '1980, GPU-aa';;
+*clocks.max.sm*) printf '1979.5, GPU-aa\n1, GPU-bb\n';;
 *) echo '[N/A], GPU-aa';;
 esac
 """, encoding="utf-8")
@@ -642,6 +686,7 @@ esac
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus.gpu_facts() == dict(driver="580.95.05", power_limit=700, max_clock=1980)
+    assert gpus.visible_capabilities() == []
     with gpus.watched_clock() as clock:
         time.sleep(1)
     assert clock == {"clock": 1720}

@@ -56,6 +56,19 @@ def test_the_table_of_gpt2(milestone, tmp_path, monkeypatch, capsys):
         assert table[token] == prefix
 
 
+def test_the_table_of_a_small_vocabulary(tmp_path, monkeypatch, capsys):
+    ranks = {bytes([i]): i for i in range(256)} | {b"\0a": 256, b"\0ab": 257}
+    small = pytest.importorskip("tiktoken").Encoding(
+        "small", pat_str=".", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 258})
+    monkeypatch.setattr("tiktoken.get_encoding", {"gpt2": small}.get)
+    monkeypatch.setattr(sys, "argv", ["prefixes.py", "--out", str(tmp_path / "table")])
+    prefixes.fineweb.tokenizer.cache_clear()
+    prefixes.main()
+    prefixes.fineweb.tokenizer.cache_clear()
+    assert np.fromfile(tmp_path / "table", "<i4").tolist() == [-1] * 256 + [0, 256, -1]
+    assert capsys.readouterr().out == f"{tmp_path}/table: 2 of 259 tokens have a prefix\n"
+
+
 def test_what_cannot_be_written_is_one_line(tmp_path, monkeypatch, capsys):
     def unreachable():
         raise OSError("no vocabulary")

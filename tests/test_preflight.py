@@ -4,6 +4,7 @@ Run: .venv/bin/python -m pytest tests/test_preflight.py
 """
 
 import contextlib
+import glob
 import os
 import shutil
 import struct
@@ -132,7 +133,7 @@ def test_what_fits_is_launched(start, settings, tmp_path):
     ("train_steps=1.5", "train_steps takes a value of type int, not '1.5'"),
     ("adam_lr=tiny", "adam_lr takes a value of type float, not 'tiny'"),
     ("compile=yes", "compile takes True or False, not 'yes'"),
-    ("seed", "write it as --set name=value"),
+    ("seed", "write it as --set name=value"), ("=1", "write it as --set name=value"),
     ("log_dir=x", "the log's folder is chosen with --out"),
 ])
 def test_names_and_types(start, setting, message):
@@ -162,8 +163,8 @@ def test_shares_and_decays_have_an_upper_end(start, setting, words):
 
 
 def test_a_validation_on_training_text_is_refused(start, shards):
-    refused(start, "x_train_000002.bin is in both train_files and val_files; validate on text",
-            f"val_files={shards}/x_train_000002.bin")
+    refused(start, "x_train_000001.bin is in both train_files and val_files; validate on text",
+            f"val_files={shards}/x_train_000001.bin")
     refused(start, "^no shards match val_files=; get some", "val_files=")
     link = shards / "scratch"
     link.symlink_to("/not/mounted")
@@ -386,7 +387,7 @@ def test_shards(start, spoil, message, shards, tmp_path):
         refused(start, message, data=folder, options=["--dry-run"])
 
 
-def test_a_dry_run_may_be_for_another_machine(start, tmp_path, capsys):
+def test_a_dry_run_may_be_for_another_machine(start, tmp_path, capsys, monkeypatch):
     (tmp_path / "empty").mkdir()
     sizes = ["seq_len=32768", "micro_batch_size=1", "total_batch_size=262144", "val_tokens=262144"]
     start(*sizes, data=tmp_path / "empty", options=["--dry-run", "--nproc", "8"])
@@ -394,6 +395,10 @@ def test_a_dry_run_may_be_for_another_machine(start, tmp_path, capsys):
     assert "--nproc-per-node=8" in printed.out and printed.out.count("\n") == 1
     assert "not on this machine: nvidia-smi shows no GPU" in printed.err
     assert "not on this machine: no shards match train_files=" in printed.err
+    for on_terminal, letter in ((False, "\x1b"), (True, "\N{SYMBOL FOR ESCAPE}")):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda on_terminal=on_terminal: on_terminal)
+        start("train_files=\x1b", options=["--dry-run"])
+        assert f"'--train_files={letter}'" in capsys.readouterr().out
 
 
 def test_a_damaged_embedded_corpus(start, shards, tmp_path, monkeypatch):
@@ -463,7 +468,10 @@ def test_files_that_settings_name(start, setting, message, monkeypatch):
     ("val_000000", 1024, [], True),
     ("val_000000", 1024 + 1, [], False),
 ])
-def test_a_token_beyond_the_vocabulary(start, file, position, settings, read, shards, tmp_path):
+def test_a_token_beyond_the_vocabulary(start, file, position, settings, read, shards, tmp_path,
+                                       monkeypatch):
+    found = glob.glob  # names come in any order
+    monkeypatch.setattr("glob.glob", lambda pattern: sorted(found(pattern), reverse=True))
     folder = shutil.copytree(shards, tmp_path / "shards")
     path = next(folder.glob(f"*_{file}.bin"))
     tokens = shard_files.read(path)

@@ -108,8 +108,13 @@ def test_the_command(clone):
         assert blocks_of(path) == {name: new[name] if name in new and block == old[name] else block
                                    for name, block in before.items()}
         assert before["parse_args"] == old["parse_args"]
-    # 02 has an MLP of its own, which stays and is told.
-    assert "differs        history/speedrun/02_modern_arch/train_gpt.py  MLP" in ended.stdout
+    said = [line for line in ended.stdout.splitlines() if "speedrun/" in line]
+    assert said == [
+        f"{CARRIED if before.get(name) == old[name] else DIFFERS:<13}"
+        f"  {path.relative_to(clone)}  {name}"
+        for path, before in sorted(others.items()) for name in ("parse_args", "MLP")]
+    assert "differs        history/speedrun/02_modern_arch/train_gpt.py  MLP" in said
+    assert ended.stderr == f"{ended.stdout.count(DIFFERS)} to look at by hand\n"
     again = propagate(clone, "00", "--block", "parse_args")
     assert {line.split("  ")[0] for line in again.stdout.splitlines()} == {ALREADY}
 

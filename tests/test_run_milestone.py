@@ -16,11 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import rich.progress
 
 import run_milestone
 from speedrun.base.errors import UserError
@@ -28,13 +31,24 @@ from speedrun.base.text import short
 from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.run import execute, gpus, progress
-from speedrun.run.failure import FAILURES, REPORT, describe_exit, error_line, explain
+from speedrun.run.checkpoint import hash_of, signed_hash
+from speedrun.run.data import BUILTIN
+from speedrun.run.failure import FAILURES, REPORT, Failure, describe_exit, error_line, explain
 from speedrun.run.log import RULE, RunLog, Step, read_log
-from speedrun.run.plan import TINY_RUNS, Nodes, make_plan
+from speedrun.run.plan import TINY_RUNS, Nodes, fresh_out, make_plan
 from speedrun.run.progress import follow
 from speedrun.run.summary import _last, print_summary, summarize, to_json
-from speedrun.run.torchrun import ALLOCATOR, LAUNCHER, Stop, announce_nodes, run_ranks, stop_signals
-from speedrun.scripts.find import paths_taken
+from speedrun.run.torchrun import (
+    ALLOCATOR,
+    LAUNCHER,
+    MARK,
+    Stop,
+    announce_nodes,
+    rank_environment,
+    run_ranks,
+    stop_signals,
+)
+from speedrun.scripts.find import find_script, paths_taken
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools" / "run_milestone.py")]
 posix = pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
@@ -164,8 +178,9 @@ def test_command_of_a_milestone(tmp_path):
 def test_several_nodes_are_passed_to_the_launcher(script, shards, tmp_path):
     nodes = Nodes(2, 1, "host:29500")
     plan = make_plan(str(script), data=shards, nodes=nodes, out=tmp_path / "run")
-    assert plan.command[2:5] == ["--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host:29500"]
-    assert "--standalone" not in plan.command
+    assert plan.command[1:7] == [
+        short(LAUNCHER), "--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host:29500",
+        "--rdzv-conf=timeout=600", "--nproc-per-node=1"]
     assert plan.ranks_dir.name == "ranks_node1", "nodes may share the run's folder"
 
 
@@ -188,7 +203,8 @@ def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path
     nodes = Nodes(nodes, 0, "host:29500" if nodes > 1 else None)
     plan = make_plan("01", scale="tiny", nproc=nproc, nodes=nodes, out=tmp_path / "run")
     assert option(plan, "micro_batch_size") == fitting
-    assert (fitting != 4) == any(note.startswith("micro_batch_size") for note in plan.notes)
+    assert [note for note in plan.notes if note.startswith("micro")] == [
+        f"micro_batch_size: {fitting} (so that a step divides among all ranks)"][: fitting != 4]
     plan = make_plan("01", scale="tiny", nproc=4, device_batch=2, out=tmp_path / "run")
     assert option(plan, "micro_batch_size") == 2  # as the user chose
     with pytest.raises(UserError, match="total_batch_size=4096 is not a multiple"):
@@ -208,7 +224,8 @@ def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path,
     assert plan.options == own.options and plan.script.milestone is None
     path = os.path.relpath(own.script.path)  # by which it is the milestone itself
     assert make_plan(path, scale="tiny", out=tmp_path / "run").script == own.script
-    assert "01_muon" in plan.notes[1]
+    assert plan.notes[1] == "tiny sizes and rates: those of 01_muon, the nearest milestone"
+    assert plan.notes[-1] == f"run: {tmp_path.name}, 200 steps on data/builtin"
     monkeypatch.chdir(tmp_path)
     for target in "./", copy.name:  # called by its folder's name, also from within
         assert make_plan(target, scale="tiny", out=tmp_path / "run").script.name == tmp_path.name
@@ -220,7 +237,8 @@ def test_a_script_that_is_no_milestone_gets_the_nearest_ones_overrides(tmp_path,
 def test_schedule_keeps_its_shape(script, shards, tmp_path):
     plan = make_plan(str(script), data=shards, steps=20, scale="record", out=tmp_path / "run")
     assert (option(plan, "warmup_steps"), option(plan, "cooldown_steps")) == (2, 8)
-    assert any("warmup_steps 10 -> 2, cooldown_steps 40 -> 8" in note for note in plan.notes)
+    assert plan.notes[1] == ("schedule: warmup_steps 10 -> 2, cooldown_steps 40 -> 8 (in proportion"
+                             " to the steps)")
     short = make_plan(str(script), data=shards, steps=2, scale="record", out=tmp_path / "run")
     assert option(short, "warmup_steps") == option(short, "cooldown_steps") == 1
     settings = ["train_steps=20", "cooldown_steps=20"]  # a setting has the last word on steps, too
@@ -228,33 +246,40 @@ def test_schedule_keeps_its_shape(script, shards, tmp_path):
     assert option(plan, "momentum_warmup_steps") == 3 and option(plan, "cooldown_steps") == "20"
 
 
-@pytest.mark.parametrize(
-    "count, with_shards, scale", [(0, True, "tiny"), (2, False, "tiny"), (2, True, "record")]
-)
+@pytest.mark.parametrize("count, with_shards, note", [
+    (0, True, "tiny (nvidia-smi shows no GPU here; --scale record overrides this)"),
+    (2, False, "tiny (no shards in {0}; fetch them: python data/cached_fineweb10B.py N --out {0})"),
+    (2, True, "record (2 x NVIDIA H100 80GB HBM3, shards in {0})"),
+])
 def test_default_scale_and_its_reason(monkeypatch, script, shards, tmp_path, count, with_shards,
-                                      scale):
+                                      note):
+    monkeypatch.chdir(REPOSITORY)
     with_gpus(monkeypatch, count)
-    monkeypatch.setattr("speedrun.run.plan.FINEWEB", shards if with_shards else tmp_path / "none")
+    folder = shards if with_shards else tmp_path / "none"
+    monkeypatch.setattr("speedrun.run.plan.FINEWEB", folder)
     plan = make_plan(str(script), out=tmp_path / "run")
-    assert plan.scale == scale and plan.nproc == max(count, 1)
-    assert plan.notes[0].startswith(f"scale: {scale} (")
+    assert plan.scale == note.split()[0] and plan.nproc == max(count, 1)
+    assert plan.notes[0] == f"scale: {note.format(folder)}"
 
 
 def test_a_note_says_what_is_run_and_what_to_expect(tmp_path, shards, monkeypatch):
     out = tmp_path / "run"
     before = "run: 01_muon, 200 steps on data/builtin"
-    kept = json.loads(Path(REPOSITORY, TINY_RUNS).read_text("utf-8").splitlines()[0])["corpus"]
-    for text, close in ((kept, "and this one should, but for rounding"),
+    kept = next(run for line in Path(REPOSITORY, TINY_RUNS).read_text("utf-8").splitlines()
+                if (run := json.loads(line))["milestone"] == "muon")
+    ended = (f"{kept['seconds'][-1][1]:.0f} s, it ended at val_loss {kept['val_curve'][-1][1]:.4f}")
+    for text, close in ((kept["corpus"], "and this one should, but for rounding"),
                         ("other", "but this Python's text is another: expect +-0.07"),
                         (None, "but another Python's text is another: expect +-0.07")):
         monkeypatch.setattr("speedrun.run.plan.fingerprint", lambda folder, text=text: text)
         *_, note = make_plan("01", scale="tiny", out=out).notes
-        assert re.fullmatch(
-            re.escape(before) + r"; history/results/tiny.jsonl has this run: \d+ s, it ended at"
-            r" val_loss 1\.8\d+, " + re.escape(close), note)
+        assert note == f"{before}; history/results/tiny.jsonl has this run: {ended}, {close}"
     assert make_plan("01", scale="tiny", out=out, settings=["seed=1"]).notes[-1] == before
     assert make_plan("01", scale="tiny", out=out, steps=9).notes[-1] == before.replace("200", "9")
     assert make_plan("01", scale="tiny", data=shards, out=out).notes[-1].endswith(short(shards))
+    files = [f"{split}_files={shards}/*_{split}_*.bin" for split in ("train", "val")]
+    assert make_plan("01", scale="tiny", out=out, settings=files).notes[-1] == (
+        before.replace("data/builtin", "your files"))
 
 
 def test_tiny_uses_the_scripts_vocabulary_on_other_tokens(shards, tmp_path):
@@ -262,6 +287,8 @@ def test_tiny_uses_the_scripts_vocabulary_on_other_tokens(shards, tmp_path):
     for first, size in (256, 257), (257, None):  # a document's start is the last of the bytes' ids
         write_zeros(shards / "x_val_000000.bin", first=first)
         assert option(make_plan("00", data=shards, out=tmp_path / "run"), "vocab_size") == size
+    notes = make_plan("00", data=shards, scale="record", for_elsewhere=True).notes
+    assert not [note for note in notes if "vocabulary" in note]
 
 
 def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
@@ -294,6 +321,9 @@ def test_refusals_are_one_line(monkeypatch, script, shards, tmp_path):
     refused("^--rdzv-endpoint is for a run on several machines", nodes=Nodes(1, 0, "host:1"))
     for endpoint in (None, "host", "host:", ":1", "host:0", "host:65536", "host:x"):
         refused(f"^--rdzv-endpoint {endpoint}: .* HOST:PORT", nodes=Nodes(2, 0, endpoint))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda folder, mode: mode != os.W_OK | os.X_OK)
+        refused(f"^--out {tmp_path}/a/b: cannot write in {tmp_path}$", out=tmp_path / "a" / "b")
     with_gpus(monkeypatch, 8)
     refused(r"--nproc 9: .* 8 GPU", nproc=9)
     text = script.read_text(encoding="utf-8")
@@ -349,7 +379,8 @@ def test_cuda_visible_devices(monkeypatch, visible, names):
 @posix
 @pytest.mark.parametrize("command, fault", [
     ("printf '\\377\\n'", None), ("exec /bin/sleep 60", "nvidia-smi did not answer within 0.5 s"),
-    ("echo No driver; exit 18", "nvidia-smi failed with exit code 18: No driver")])
+    ("echo No driver; echo now >&2; exit 18", "nvidia-smi failed with exit code 18: No driver now"),
+    ("exit 9", "nvidia-smi failed with exit code 9: it printed nothing")])
 def test_a_broken_nvidia_smi_names_no_gpu(monkeypatch, tmp_path, command, fault):
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -358,12 +389,20 @@ def test_a_broken_nvidia_smi_names_no_gpu(monkeypatch, tmp_path, command, fault)
     assert (gpus.visible_gpus(), gpus.find_fault()) == ([], fault)
     scale = make_plan("00", for_elsewhere=True).notes[0]
     assert scale.startswith(f"scale: tiny ({fault or 'nvidia-smi shows no GPU here'}; --scale")
+    (tmp_path / "nvidia-smi").write_text("#!/none\n", encoding="utf-8")
+    assert gpus.find_fault() == "nvidia-smi cannot be run: No such file or directory"
 
 
 @pytest.mark.parametrize(
     "name, peak",
     [("NVIDIA H100 80GB HBM3", 989.4e12), ("cuda NVIDIA H100 PCIe", 756e12),
      ("NVIDIA H200", 989.4e12), ("NVIDIA A100-SXM4-80GB", 312e12),
+     ("NVIDIA H200 NVL", 835.5e12), ("NVIDIA GH200 480GB", 989.4e12), ("NVIDIA H100 NVL", 835.5e12),
+     ("NVIDIA B200", 2.25e15), ("NVIDIA L40S", 362.05e12), ("NVIDIA L4", 121e12),
+     ("NVIDIA RTX 6000 Ada Generation", 364.2e12), ("NVIDIA A40", 149.7e12),
+     ("NVIDIA A10", 125e12), ("NVIDIA GeForce RTX 5090", 209.5e12),
+     ("NVIDIA GeForce RTX 5090 D", None), ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
+     ("NVIDIA GeForce RTX 3090", 71e12), ("NVIDIA GeForce RTX 3090 Ti", None),
      ("NVIDIA GeForce RTX 4090", 165.2e12),
      ("NVIDIA GeForce RTX 4090 D", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
      ("NVIDIA H20", None), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None), ("cpu x86_64", None)],
@@ -439,29 +478,37 @@ def test_the_first_cause_counts_not_its_consequences(tmp_path):
     failure = failure_of(tmp_path, (0, 1), (1, -9), stderr={
         0: traceback("AssertionError: lost peer"), 1: "a warning\n"})
     assert failure.text == "rank 1 was killed by SIGKILL (out of memory?)"
-    assert describe_exit(-40) == "was killed by signal 40"  # which has no name
+    for code, words in ((-40, "was killed by signal 40"),  # which has no name
+                        (-7, "was killed by SIGBUS (was a shard cut short?)"),
+                        (-15, "was killed by SIGTERM"), (0, "ended with exit code 0")):
+        assert describe_exit(code) == words
     assert failure.exit_code == 128 + 9
     gloo = traceback("RuntimeError: [enforce fail at x.cc:9] . Unable to find address for: eth7")
     failure = failure_of(tmp_path, (0, 1), stderr={0: gloo})
-    assert failure.text.startswith("GLOO_SOCKET_IFNAME: this machine has no network interface eth7")
+    assert failure.text == ("GLOO_SOCKET_IFNAME: this machine has no network interface eth7; unset"
+                            " the variable, or name one")
+    assert (failure.exit_code, failure.rank, failure.explained) == (1, 0, True)
     failure = failure_of(tmp_path, (1, 3), stderr={0: "", 1: ""})
     assert (failure.text, failure.exit_code) == ("rank 1 ended with exit code 3", 3)
-    failure = failure_of(tmp_path, (0, 3221225786), stderr={0: ""})  # as on Windows
-    assert failure.exit_code == 1
+    for code, status in ((3221225786, 1), (256, 1), (255, 255)):  # the first as on Windows
+        assert failure_of(tmp_path, (0, code), stderr={0: ""}).exit_code == status
+
+
+NOT_MET = ("not all nodes met at --rdzv-endpoint within 10 minutes; start the same command on each,"
+           " with its own --node-rank")
 
 
 @pytest.mark.parametrize("words, text, explained", [
     ("RendezvousError: no endpoint",
      "the launcher ended with exit code 1: RendezvousError: no endpoint", False),
     ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 "
-     "joined.", "not all nodes met at --rdzv-endpoint within 10 minutes; start", True),
+     "joined.", NOT_MET, True),
     ("torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while",
-     "not all nodes met at --rdzv-endpoint within 10 minutes; start", True),
+     NOT_MET, True),
 ])
 def test_a_failure_of_the_launcher_itself(tmp_path, words, text, explained):
     failure = failure_of(tmp_path, report=traceback(words))
-    assert failure.text.startswith(text)
-    assert (failure.exit_code, failure.explained) == (1, explained)
+    assert (failure.text, failure.exit_code, failure.explained) == (text, 1, explained)
     killed = failure_of(tmp_path, report=traceback(words), exit_code=-9)
     assert killed.text == "the launcher was killed by SIGKILL (out of memory?)"
 
@@ -491,22 +538,55 @@ LOG = "step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time
 
 def test_too_few_open_files_are_refused(monkeypatch, script, shards, tmp_path):
     resource = pytest.importorskip("resource")
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 1024))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (63, 1024))
     stand_in(monkeypatch, log=LOG)
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
-    with pytest.raises(UserError, match="^a process may open only 20 files here; .*ulimit -n 1024"):
+    with pytest.raises(UserError, match="^a process may open only 63 files here; .*ulimit -n 1024"):
         execute.run(plan, io.StringIO())
     assert not plan.out.exists()
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
-    execute.check_open_files()
+    for limit in 64, resource.RLIM_INFINITY:
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, 1))
+        execute.check_open_files()
 
 
-def test_a_script_that_leaves_early_has_not_finished(monkeypatch, script, shards, tmp_path):
-    stand_in(monkeypatch, log=LOG)
+@pytest.mark.parametrize("log, message", [
+    (LOG, "the script ended after step 1 of 2; the log so far: {}"),
+    ('hyperparameters:{"seed": 1}\n', "no step was logged in {}"),
+    ("", "the script ended, and {} cannot be read: No such file or directory; either it wrote no"
+     " log, or the folder was changed meanwhile"),
+])
+def test_a_script_that_leaves_early_has_not_finished(monkeypatch, script, shards, tmp_path, log,
+                                                     message):
+    stand_in(monkeypatch, log=log)
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
-    with pytest.raises(UserError, match="^the script ended after step 1 of 2; the log so far: "):
+    with pytest.raises(UserError) as error:
         execute.run(plan, io.StringIO())
-    assert sorted(file.name for file in plan.out.iterdir()) == ["log.txt", "train_gpt.py"]
+    assert str(error.value) == message.format(plan.out / "log.txt")
+    assert sorted(file.name for file in plan.out.iterdir()) == [
+        *["log.txt"][: len(log)], "train_gpt.py"]
+
+
+def test_the_embedded_data_are_made_for_their_scripts(monkeypatch, tmp_path):
+    filled = []
+
+    def fill(*what):
+        filled.append(what)
+        raise UserError("enough")
+
+    monkeypatch.setattr("speedrun.run.data.fill", fill)
+    monkeypatch.setattr("speedrun.run.conversations.fill", fill)
+    plan = make_plan("00", scale="tiny", out=tmp_path / "run")
+    for id, maker in ("00", "builtin_corpus.py"), ("e0", "builtin_chat.py"):
+        with pytest.raises(UserError, match="^enough$"):
+            execute.execute(replace(plan, script=find_script(id), options={}), io.StringIO())
+        assert filled.pop() == (BUILTIN, maker)
+
+
+def test_a_folder_that_can_no_longer_be_written_is_blamed(tmp_path):
+    for text, more in (("the launcher ended", ""), ("rank 1: x", " (rank 1: x)")):
+        blamed = execute._blame_disk(tmp_path / "none", Failure(text, 3, 1, explained=True))
+        assert blamed == Failure(
+            f"cannot write in {tmp_path / 'none'}: No such file or directory{more}", 3, 1)
 
 
 @pytest.mark.parametrize("existed, log, failures, message", [
@@ -545,6 +625,7 @@ def run_within(monkeypatch, first, second):
 
 def test_runs_of_one_second_take_folders_of_their_own(monkeypatch, script, shards, tmp_path):
     monkeypatch.setattr("speedrun.run.plan.REPOSITORY", tmp_path)
+    assert re.fullmatch(r"a-\d{8}-\d{6}", fresh_out("a").name)
     monkeypatch.setattr("speedrun.run.plan.time.strftime", lambda format: "now")
     plans = [make_plan(str(script), data=shards) for _ in range(2)]
     logs = [Path(summary.log) for summary in run_within(monkeypatch, *plans)]
@@ -598,6 +679,7 @@ def test_nodes_that_cannot_meet(monkeypatch):
             announce_nodes(Nodes(2, 0, f"localhost:{port}"), stream)
         announce_nodes(Nodes(2, 1, f"localhost:{port}"), stream)
     assert stream.getvalue() == f"waiting for all 2 nodes at localhost:{port}, at most 10 minutes\n"
+    announce_nodes(Nodes(2, 1, "[::1]:29500"), stream)
 
     def unknown(*_):
         raise socket.gaierror(-2, "Name or service not known")
@@ -689,21 +771,31 @@ def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     plan = make_plan(str(script), data=shards, out=tmp_path / "run")
-    screen = Terminal()
+    screen, updates, update = Terminal(), [], rich.progress.Progress.update
+    monkeypatch.setattr("rich.progress.Progress.update", lambda bar, task, **given: (
+        updates.append(given), update(bar, task, **given)))
     with follow(plan, screen) as show:
         show("a message")
         for line in ('hyperparameters:{"total_batch_size": 900}', *LOG.splitlines()):
             show(line)
-        show("cut in mid-li")
+        for line in (RULE, "  ", "step:2/4 val_loss:4.5 train_time:1234567ms step_avg:9.00ms",
+                     "cut in mid-li"):
+            show(line)
     shown = screen.getvalue()
-    assert "step 0      val_loss 5.0000" in shown and "a message" in shown and "1/2" in shown
+    assert "step 0      val_loss 5.0000" in shown and "a message" in shown
+    assert updates[-1] == dict(completed=2, total=4, speed="100,000 tokens/s",  # 900 in 9 ms
+                               description="step 2/4 val_loss 4.5000")
+    assert "step 2      val_loss 4.5000  1,234.6 s" in shown and "====" not in shown
     assert "step_avg" not in shown  # a step is told in other words
-    assert ("100,000 tokens/s" in shown) == (columns == 120)  # 900 in 9 ms
+    assert ("100,000 tokens/s" in shown) == (columns == 120)
     log = RunLog()
     for line in LOG.splitlines():
         log.feed(line)
     table = Terminal()
     print_summary(replace(summarize(plan, log), data="/a/" + "long" * 20), table)
+    assert summarize(replace(plan, gpus=["B", "A", "B"]), log).device == "A, B"
+    log.feed('hyperparameters:{"train_file": "x.jsonl"}')
+    assert summarize(replace(plan, data=None), log).data == "x.jsonl"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", table.getvalue())  # without colours
     assert "val_loss" in plain and max(map(len, plain.splitlines())) <= columns
 
@@ -732,9 +824,17 @@ def test_a_run_that_does_not_end_after_its_last_step_is_told(
             show("step:2/2 val_loss:5.0000 train_time:9ms step_avg:9ms")
             time.sleep(0.2 * told)
         time.sleep(0.6 * (not told))
-        assert ("step 2 was the last, but the script has not ended" in stream.getvalue()) == told
+        assert (f"step 2 was the last, but the script has not ended {patience} s later; Ctrl-C "
+                "stops it and keeps the log\n" in stream.getvalue()) == told
         assert (stop.signum == signal.SIGTERM) == told
-        assert ("step 2 was the last, but the script did not end" in stop.reason) == told
+        assert stop.reason == told * (
+            f"step 2 was the last, but the script did not end in {2 * patience} s, so it was"
+            " stopped; does one of its threads never end?")
+    stop = Stop()
+    stop(signal.SIGINT, None)
+    stop(signal.SIGTERM, None)
+    stop.give_up("too late")
+    assert (stop.signum, stop.reason) == (signal.SIGINT, ""), "Ctrl-C was first"
 
 
 @pytest.mark.parametrize("device, setting, paths", [
@@ -784,6 +884,21 @@ def record_run(monkeypatch, tmp_path, shards, **changes):
     return summarize(plan, log), record
 
 
+OFFICIAL = """\
+baseline                          this run       official
+val_loss                            3.2811         3.2798
+steps                               24,576         24,576
+tokens                       6,442,450,944  6,442,450,944
+train_time                       2,000.0 s      2,700.0 s
+step_avg                         100.00 ms      250.00 ms
+tokens/s                         2,621,440      1,048,576
+MFU                                  26.4%               .
+scale                               record               .
+data                                shards               .
+device      8 x cuda NVIDIA H100 80GB HBM3       8 x H100
+"""
+
+
 def test_summary_and_official_figures(monkeypatch, tmp_path, shards):
     summary, record = record_run(monkeypatch, tmp_path, shards)
     assert summary.tokens == record.train_steps * record.tokens_per_step
@@ -798,7 +913,7 @@ def test_summary_and_official_figures(monkeypatch, tmp_path, shards):
     assert at_last.step == 9, "no run ends at step 0"
     stream = io.StringIO()
     print_summary(summary, stream)
-    assert "official" in stream.getvalue().splitlines()[0]
+    assert stream.getvalue() == OFFICIAL.replace(" .\n", " \n")
     rows = dict(read=1200, cut=3, dropped=4, waste=0.125, waste_alone=0.5)
     print_summary(replace(summary, rows=rows), stream)
     for words in ("1,200, cut 3, dropped 4", "12.5% of an epoch's slots, 50.0% with a row for"):
@@ -815,21 +930,81 @@ def test_what_changes_under_a_run_is_said(shards, tmp_path, monkeypatch):
     ran = "class Hyperparameters: 2\n"
     (plan.out / "log.txt").write_text(
         f"{ran}\n{RULE}\nstep:1/1 val_loss:3.0000 train_time:1ms step_avg:1.00ms\n", "utf-8")
-    fingerprints = iter(["b" * 16, "a" * 16])
+    checkpoint = plan.out / "checkpoint.pt"
+    with zipfile.ZipFile(checkpoint, "w") as archive:
+        archive.writestr("archive/data", "")
+    fingerprints = iter(["b" * 16, "a" * 16, "a" * 16])
     monkeypatch.setattr(type(plan), "fingerprint", property(lambda plan: next(fingerprints)))
     summary = execute._sum_up(plan, "a" * 16, io.StringIO())
     assert summary.data_fingerprint is None and summary.changed == (
         f"the data, during the run (fingerprint {'a' * 16} before, {'b' * 16} after); the script,"
         " while the run started (the copy is what ran)")
     assert (plan.out / "train_gpt.py").read_text("utf-8").strip() == ran.strip()
+    assert signed_hash(checkpoint) == hash_of(plan.out / "train_gpt.py")
     summary = execute._sum_up(plan, "a" * 16, io.StringIO())
     assert (summary.data_fingerprint, summary.changed) == ("a" * 16, "")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(execute, "sign", full)
+    monkeypatch.setattr("os.fsync", full)
+    stream = io.StringIO()
+    with pytest.raises(UserError) as error:
+        execute._sum_up(plan, "a" * 16, stream)
+    assert stream.getvalue() == (
+        f"note: {checkpoint} does not name its script: No space left on device\n")
+    assert str(error.value) == (
+        f"{plan.out / 'summary.json'} cannot be written: No space left on device; the run is"
+        f" complete, its log: {plan.out / 'log.txt'}")
 
 
 @pytest.mark.parametrize("change", [{"train_steps": 100}, {"total_batch_size": 1024}])
 def test_other_runs_do_not_compare(monkeypatch, tmp_path, shards, change):
     monkeypatch.setattr("speedrun.run.summary.peak_flops", lambda device: None)  # no FLOPs
     assert record_run(monkeypatch, tmp_path, shards, **change)[0].official == {}
+
+
+FULL_LOG = """environment:{"device": "Tesla T4", "world_size": 3}
+hyperparameters:{"total_batch_size": 900, "bf16": true, "compile": false}
+step:0/1 val_loss:5.0 train_time:0ms step_avg:0.00ms
+step:1/1 val_loss:4.25 train_time:61234ms step_avg:8000.00ms
+peak_memory:12345MiB
+"""
+PRINTED = f"""scale: tiny (as asked)
+run: 01_muon, 200 steps on shards
+{FULL_LOG.replace("step:0", "CUDA: bf16, not compiled" + chr(10) + "step:0")}\
+muon             this run
+val_loss           4.2500
+steps                   1
+tokens                900
+train_time         61.2 s
+step_avg       8000.00 ms
+tokens/s              112
+peak_memory    12,345 MiB
+scale                tiny
+data               shards
+device       3 x Tesla T4
+stderr: run/stderr_rank0.txt
+run/log.txt
+"""
+
+
+def test_what_a_command_prints_of_a_run(monkeypatch, shards, tmp_path, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    stand_in(monkeypatch, FULL_LOG, stderr="a warning\n")
+    monkeypatch.setattr(execute, "make_builtin", None)  # other data need no corpus
+    command = ["run_milestone.py", "01", "--scale", "tiny", "--data", "shards"]
+    monkeypatch.setattr(sys, "argv", [*command, "--out", "run"])
+    assert run_milestone.main() == 0
+    printed = capsys.readouterr()
+    assert printed.out == PRINTED and not printed.err
+    monkeypatch.setattr(sys, "argv", [*command, "--out", "other", "--nnodes", "2", "--node-rank",
+                                      "1", "--rdzv-endpoint", "localhost:1"])
+    assert run_milestone.main() == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "done; the log and the summary are on node 0, with rank 0")
 
 
 # ---- processes ----
@@ -894,6 +1069,10 @@ def test_what_a_launched_process_is_given(tmp_path, monkeypatch, own, expected):
         assert run_ranks([sys.executable, "-c", PROBE], tmp_path, lines.append, stop) == 3
     assert lines == [*expected, "checks are on", "x"] and stop.signum is None
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    environment = rank_environment(tmp_path)
+    assert [environment[name] for name in (
+        "GOMP_SPINCOUNT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "PYTHONUNBUFFERED", MARK)] == [
+            "1000", "5", "1", str(tmp_path / FAILURES)]
     report = (tmp_path / REPORT).read_text(encoding="utf-8")
     assert "_tensor` is" not in report and ".another` is" in report
     assert make_plan("00", out=tmp_path / "run").notes[-1].startswith("PYTHONOPTIMIZE: the ranks")
@@ -1031,9 +1210,12 @@ def test_a_whole_run_as_json(script, shards, tmp_path):
     assert process.returncode == 0, stderr
     summary = json.loads(stdout)
     assert summary == json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert summary["steps"] == 10 and summary["val_loss"] == 4.9 and summary["world_size"] == 2
-    # the tiny scale's batch of 4,096 tokens, ten times
-    assert summary["tokens"] == 40960 and summary["tokens_per_s"] == pytest.approx(409600)
+    assert summary == dict(
+        milestone=None, script=str(script), scale="tiny", data=str(shards), data_fingerprint=None,
+        device="cpu", world_size=2, val_loss=4.9, steps=10,
+        tokens=40960,  # the tiny scale's batch of 4,096 tokens, ten times
+        train_time_s=0.1, step_avg_ms=10.0, tokens_per_s=pytest.approx(409600), mfu=None,
+        peak_memory_mib=None, rows={}, log=str(out / "log.txt"), official={}, changed="")
     assert stderr.startswith("scale: tiny (") and stderr.rstrip().endswith("log.txt")
     assert "step:10/10" in stderr
     assert sorted(file.name for file in out.iterdir()) == [
@@ -1055,6 +1237,36 @@ def test_a_dry_run_prints_the_command_and_imports_nothing_heavy(tmp_path):
     assert "speedrun.run.plan" in imported and not imported & {"torch", "numpy", "rich"}
     assert not (tmp_path / "run").exists()
     assert shlex.split(process.stdout) == make_plan("00", out=tmp_path / "run").command
+
+
+@pytest.mark.parametrize("words, expected", [
+    ("", dict(scale=None, data=None, steps=None, device_batch=None, settings=[], nproc=None,
+              nodes=Nodes(1, 0, None), out=None, save_checkpoint=False, start=None,
+              for_elsewhere=False, search=True, use_cache=True)),
+    ("--scale tiny --data d --steps 7 --device-batch auto --set a=1 --set b=2 --prompt hi --nproc 3"
+     " --nnodes 5 --node-rank 4 --rdzv-endpoint x:1 --out o --save-checkpoint --from f --dry-run"
+     " --no-cache",
+     dict(scale="tiny", data=Path("d"), steps=7, device_batch="auto",
+          settings=["prompt=hi", "a=1", "b=2"], nproc=3, nodes=Nodes(5, 4, "x:1"), out=Path("o"),
+          save_checkpoint=True, start=Path("f"), for_elsewhere=True, search=False,
+          use_cache=False)),
+])
+def test_every_option_has_its_effect(words, expected, monkeypatch):
+    given = {}
+
+    def plan(target, **options):
+        given.update(options)
+        return SimpleNamespace(notes=[])
+
+    def fit(plan, stream, **options):
+        raise LookupError(given.update(options))
+
+    monkeypatch.setattr(run_milestone, "make_plan", plan)
+    monkeypatch.setattr(run_milestone, "fit_micro_batch", fit)
+    monkeypatch.setattr(sys, "argv", ["run_milestone.py", "01", *words.split()])
+    with pytest.raises(LookupError):
+        run_milestone.main()
+    assert given == expected
 
 
 def test_a_wrong_command_line_is_one_line_on_stderr(monkeypatch, capsys):

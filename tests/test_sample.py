@@ -492,7 +492,7 @@ def test_pickled_code_is_refused_and_not_run(fake, tmp_path):
 
 def test_a_checkpoint_knows_its_script(fake):
     """01's beside 02's script has the same names and shapes of weights."""
-    folder = fake()
+    folder, other = fake(), MANIFEST.get("02")
     file, script = folder / "checkpoint.pt", folder / "train_gpt.py"
     assert signed_hash(file) is None
     sign(file, script)
@@ -505,8 +505,15 @@ def test_a_checkpoint_knows_its_script(fake):
     script.write_bytes(FAKE.replace("\n", "\r\n").encode())
     assert load_run(folder).step == 7
     script.write_text(FAKE.replace("+ 1)", "+ 2)"), encoding="utf-8")
-    with pytest.raises(UserError, match="is not of the script beside it; copy its own run"):
-        load_run(folder)
+    for text, owner in ((FAKE, ""), (other.script.read_text("utf-8"), f", but of {other.name}")):
+        save(folder, {})
+        script.write_text(text, encoding="utf-8")
+        sign(file, script)
+        script.write_text(FAKE.replace("+ 1)", "+ 2)"), encoding="utf-8")
+        with pytest.raises(UserError) as error:
+            load_run(folder)
+        assert str(error.value) == (f"{file} is not of the script beside it{owner}; copy its own"
+                                    " run's script there (that run's log.txt begins with it)")
     (folder / "checkpoint.pt").write_bytes(b"PK")
     sign(file, script)
     assert file.read_bytes() == b"PK"  # no archive, so nothing is added

@@ -3,11 +3,12 @@
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import sweep
-from speedrun.base.errors import UserError
+from speedrun.base.errors import Stopped, UserError
 from speedrun.compare.results import Comparison, Entry, Run
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
@@ -44,19 +45,21 @@ def test_any_hyperparameter_can_be_tried(monkeypatch):
     assert compared == ["01", "01:adam_beta1=0.8", "01:adam_beta1=0.95", "01:weight_decay=0"]
 
 
-def sweep_with(monkeypatch, losses, arguments=("--factors", "0.5,4")):
+def sweep_with(monkeypatch, losses, arguments=("--factors", "0.5,4"), given=None, stopped=None):
     """The exit code of a sweep whose runs end at these losses (None: failed), the manifest's
-    first, and the targets that were compared."""
+    first, and the targets that were compared; given: gets how they were to be run."""
     compared = []
 
     def collect(targets, *args, **options):
         compared.extend(targets)
+        if given is not None:
+            given.append((args, options))
         entries = []
         for target, loss in zip(targets, losses, strict=True):
             curve = [(0, 5.0), (9, loss)]
             runs = [] if loss is None else [Run(log="", steps=9, val_curve=curve, seconds=[])]
             entries.append(Entry(target, runs=runs))
-        return Comparison(entries, None, ""), None
+        return Comparison(entries, None, ""), stopped
 
     monkeypatch.setattr(sweep, "collect", collect)
     monkeypatch.setattr(sys, "argv", ["sweep.py", "01", *arguments])
@@ -78,6 +81,22 @@ def test_verdict(monkeypatch, capsys):
             sweep_with(monkeypatch, [without, 1.9, 1.9, 1.9, 1.9])
 
 
+def test_options_reach_the_runs(monkeypatch):
+    given = []
+    options = ["--only", "muon_lr", "--steps", "7", "--set", "seq_len=64", "--seed", "5",
+               "--from", "run", "--out", "folder"]
+    _, compared = sweep_with(monkeypatch, [2.0, 2.1, 2.2], options, given)
+    assert compared == ["01", "01:muon_lr=0.001", "01:muon_lr=0.004"]
+    sweep_with(monkeypatch, [2.0, 2.1, 2.2], ["--only", "muon_lr"], given)
+    assert given == [
+        (([5], Path("folder"), sys.stdout),
+         dict(scale="tiny", steps=7, settings=["seq_len=64"], start=Path("run"))),
+        (([0], "sweep", sys.stdout), dict(scale="tiny", steps=None, settings=[], start=None))]
+    with pytest.raises(UserError, match="^interrupted$") as error:
+        sweep_with(monkeypatch, [2.0, 1.0], ["--try", "a=1"], stopped=Stopped("interrupted", 130))
+    assert error.value.status == 130
+
+
 @pytest.mark.slow
 def test_it_trains(tmp_path):
     ended = subprocess.run(
@@ -89,12 +108,24 @@ def test_it_trains(tmp_path):
     assert "better than the tiny scale's values: 01_muon embed_lr=0.0072" in ended.stdout
 
 
-@pytest.mark.parametrize("arguments, code", [
-    (["01", "--only", "no_lr"], 1), (["01", "--factors", "0"], 2),
-    (["01", "--set", "muon_lr=1"], 2), (["01", "--try", "muon_lr"], 2),
-    (["01", "--try", "muon_lr=1", "--only", "muon_lr"], 2),
+@pytest.mark.parametrize("arguments, code, message", [
+    (["--only", "no_lr"], 1, "--only no_lr: 01 has the learning rates muon_lr, embed_lr"),
+    (["--factors", "0"], 2, "argument --factors: 0: not numbers above 0, separated by commas;"
+     " see --help"),
+    (["--set", "muon_lr=1"], 2, "--set muon_lr=1: this sweep tries other values of it; choose"
+     " another rate with --only"),
+    (["--set=--embed_lr=1"], 2, "--set --embed_lr=1: this sweep tries other values of it; choose"
+     " another rate with --only"),
+    (["--try", "muon_lr"], 2, "argument --try: muon_lr: not a name and its values, as in"
+     " muon_lr=0.1,1; see --help"),
+    *((["--try", "muon_lr=1", *more], 2, "--try names all values itself; leave out --only and"
+       " --factors") for more in (["--only", "muon_lr"], ["--factors", "2"])),
 ])
-def test_wrong_input_is_one_line(arguments, code):
-    ended = subprocess.run([*COMMAND, *arguments], capture_output=True, encoding="utf-8")
-    assert ended.returncode == code
-    assert ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+def test_wrong_input_is_one_line(arguments, code, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "01", *arguments])
+    monkeypatch.setattr(sweep, "collect", None)  # nothing is trained
+    with pytest.raises((UserError, SystemExit)) as ended:
+        sweep.main()
+    said = capsys.readouterr().err or f"error: {ended.value}\n"
+    assert said == f"error: {message}\n"
+    assert getattr(ended.value, "status", getattr(ended.value, "code", 0)) == code
