@@ -291,6 +291,7 @@ def test_words_that_changed_in_lines_that_are_alike(old, new, rows, monkeypatch)
     ({1: "x" * 10, 2: "y" * 10}, {7: "x" * 10, 9: "y" * 10}, ([], [])),
     ({1: "x" * 20, 3: "x" * 20}, {9: "x" * 20}, ([1], [9])),
     ({1: "x" * 20}, {7: "x" * 20, 9: "x" * 20}, ([1], [7])),
+    ({1: "x" * 20, 3: "y" * 20}, {7: "x" * 20, 9: "y" * 20}, ([1, 3], [7, 9])),
 ])
 def test_a_run_of_twenty_letters_and_digits_counts_as_moved(gone, came, moved):
     old, new = mark_moved([
