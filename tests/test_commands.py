@@ -5,18 +5,27 @@ Run: .venv/bin/python -m pytest tests/test_commands.py
 """
 
 import ast
+import io
+import math
 import os
 import re
+import runpy
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 from argparse import ArgumentTypeError
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from speedrun import install_command
+import speedrun
 from speedrun.base import cli
+from speedrun.base.errors import UserError
+from speedrun.base.files import locked, read_texts, replace_file
+from speedrun.base.text import json_text, print_table
 from speedrun.history.manifest import REPOSITORY
 
 posix = pytest.mark.skipif(os.name == "nt", reason="has no fork and no shell")
@@ -94,22 +103,138 @@ def test_a_python_without_requirements_gives_way_to_the_venv(clone, version):
     assert whole.stdout.startswith("usage: doctor.py "), "this Python has all that is needed"
 
 
-@pytest.mark.parametrize("error, message", [
-    ("OSError(28, 'No space left on device')",
-     "No space left on device; make room where it writes, or in TMPDIR's folder"),
-    ("OSError(24, 'Too many open files', 'a.py')",
-     "a.py: Too many open files; first type: ulimit -n 1024"),
-    ("ModuleNotFoundError(name='resource')",
-     f"{sys.platform} has no Python module resource; use Linux, macOS or WSL"),
-    ("ImportError('libcudart.so.12: cannot open')",
-     f"libcudart.so.12: cannot open; install again: {install_command()}"),
+@pytest.mark.parametrize("missing, needed, restarts", [
+    ("torch", (), True), ("numpy", (), True), ("rich", (), True), (None, (), False),
+    ("numpy", ("torch", "numpy"), True), ("rich", ("torch", "numpy"), False),
 ])
-def test_errors_of_the_machine_are_one_line(error, message):
-    code = (f"import sys; sys.path.insert(0, {str(REPOSITORY / 'tools')!r})\n"
-            "from speedrun.base.cli import run_command\n"
-            f"def main(): raise {error}\nrun_command(main)")
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (ended.returncode, ended.stderr) == (1, f"error: {message}\n")
+def test_a_command_restarts_where_what_it_needs_is_missing(
+        missing, needed, restarts, tmp_path, monkeypatch):
+    python, started = tmp_path / "bin" / "python", []
+    python.parent.mkdir()
+    python.touch(mode=0o755)
+    monkeypatch.setattr(speedrun, "VENV", str(tmp_path))
+    monkeypatch.setattr(speedrun, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(os, "execv", lambda *command: started.append(command))
+    monkeypatch.setattr(sys, "argv", ["doctor.py", "--json"])
+    monkeypatch.setenv(speedrun.RESTARTED, "")
+    speedrun.enter_venv(needed=needed)
+    assert started == [(str(python), [str(python), "doctor.py", "--json"])] * restarts
+    assert (speedrun.RESTARTED in os.environ) is restarts, "what it starts was not restarted"
+
+
+@pytest.mark.parametrize("version, message", [
+    ((3, 11, 0), "None"), ((3, 10, 14), "error: this is Python 3.10; 3.11 or newer is needed:"
+                                        " make -C a -B .venv/installed"),
+])
+def test_a_python_that_is_too_old_is_named(version, message, tmp_path, monkeypatch):
+    file = tmp_path / "a" / "tools" / "speedrun" / "__init__.py"
+    file.parent.mkdir(parents=True)
+    shutil.copy(LIBRARY / "__init__.py", file)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # which it sets
+    monkeypatch.setattr(sys, "version_info", version)
+    monkeypatch.chdir(tmp_path)
+    ended = None
+    try:
+        runpy.run_path(str(file))
+    except SystemExit as error:
+        ended = error
+    assert str(ended) == message
+
+
+@pytest.mark.parametrize("error, status, message", [
+    (None, 3, ""), (UserError("no \x1b[1m", 7), 7, "no ␛[1m"), (LookupError("odd"), 1, "odd"),
+    (KeyboardInterrupt(), 130, "interrupted"), (BrokenPipeError(32, "closed"), 1, ""),
+    (OSError("odd"), 1, "odd"), (OSError(28, "full", "a.py"), 1, "a.py: full; make room"),
+    (OSError(28, "full"), 1, "full; make room where it writes, or in TMPDIR's folder"),
+    (OSError(24, "too many", "a.py"), 1, "a.py: too many; first type: ulimit -n 1024"),
+    (ModuleNotFoundError(name="odd"), 1, "odd is not installed here: make -B .venv/installed"),
+    (ModuleNotFoundError(name="resource"), 1,
+     f"{sys.platform} has no Python module resource; use Linux, macOS or WSL"),
+    (ImportError("x.so: cannot open\nit"), 1,
+     "x.so: cannot open; install again: make -B .venv/installed"),
+])
+def test_how_a_command_ends(error, status, message, tmp_path, monkeypatch, capsys):
+    def main():
+        print("→")
+        if error:
+            raise error
+        return 3
+
+    called, broken = [], isinstance(error, BrokenPipeError)
+    monkeypatch.setattr(cli, "enter_venv", lambda **options: called.append(options))
+    monkeypatch.setattr(cli.signal, "signal", lambda *options: called.append(options))
+    monkeypatch.chdir(REPOSITORY)
+    with open(tmp_path / "out", "w", encoding="ascii") as out, redirect_stdout(out):
+        with pytest.raises(SystemExit) as ended:
+            cli.run_command(main, LookupError, needed=("torch",))
+    said = f"error: {message}\n" if message else ""
+    assert (ended.value.code, capsys.readouterr().err) == (status, said)
+    assert (tmp_path / "out").read_text("utf-8") == ("" if broken else "?\n")  # no closed pipe
+    assert called == [{"needed": ("torch",)}, (signal.SIGINT, signal.SIG_IGN)]
+
+
+def test_an_error_of_the_program_has_its_traceback(capsys):
+    speedrun._end(ValueError, ValueError("a fault"), None)
+    assert capsys.readouterr().err == "ValueError: a fault\n"
+
+
+def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
+    file, link, synced = tmp_path / "a.txt", tmp_path / "link", []
+    file.write_text("before", encoding="utf-8")
+    link.symlink_to(file)
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
+    with open(file, encoding="utf-8") as reader:
+        replace_file(link, b"after", mode=0o640)
+        assert reader.read() == "before"
+    assert link.is_symlink() and file.read_bytes() == b"after"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    replace_file(file, b"x", to_disk=False)
+    assert synced == [len("after")]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="folder cannot be written: Is a directory$"):
+        replace_file(tmp_path / "folder", b"x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "folder", "link"]
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_lock(tmp_path):
+    left = [tmp_path / f".{name}.12345678.tmp" for name in ("a.json", "b.json")]
+    for file in left:
+        file.touch()
+    with locked(tmp_path / "a.json"):
+        assert [file.exists() for file in left] == [False, True]
+    with pytest.raises(UserError, match="none cannot be written: No such file"):
+        with locked(tmp_path / "none" / "a.json"):
+            raise AssertionError("there is no such folder")
+
+
+@pytest.mark.parametrize("content, texts", [
+    (b'{"a": "b", "c": 1, "d": null}', {"a": "b"}), (b"[1]", {}), (b"{", {}), (b"\xff", {}),
+    (b"[" * 100_000, {}), (None, {}),
+])
+def test_texts_of_a_file_that_may_be_anything(content, texts, tmp_path):
+    if content is not None:
+        (tmp_path / "x.json").write_bytes(content)
+    assert read_texts(tmp_path / "x.json") == texts
+
+
+def test_json_has_no_nan():
+    assert json_text({"a": (math.nan, [-math.inf, 0.5])}) == '{"a": [null, [null, 0.5]]}'
+    assert json_text([1], indent=2) == "[\n  1\n]"
+
+
+@pytest.mark.parametrize("is_terminal, width, shown", [
+    (False, 5, "     loss   ms\none     1    —\ntwo  22.5  [3]\n"),
+    (True, 22, "\n       loss    ms\n ────────────────\n one      1     —\n two   22.5   [3]\n\n"),
+    (True, 21, "one\nloss  1\nms    —\n\ntwo\nloss  22.5\nms    [3]\n\n"),
+])
+def test_a_table_that_a_terminal_has_no_room_for_is_told_entry_by_entry(
+        is_terminal, width, shown, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    stream.isatty = lambda: is_terminal
+    print_table({"": ["one", "two"], "loss": ["1", "22.5"], "ms": ["—", "[3]"]}, stream)
+    text = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
+    assert [line.rstrip() for line in text.split("\n")] == shown.split("\n")
 
 
 @posix
@@ -128,7 +253,9 @@ def test_an_environment_without_its_configuration_is_named(tmp_path):
     ended = subprocess.run([sys._base_executable, again, REPOSITORY / "tools", venv],
                            capture_output=True, text=True, timeout=30)
     assert ended.returncode == 1
-    assert ended.stderr.startswith(f"error: {venv} is damaged: its Python does not run in it; make")
+    assert ended.stderr == (
+        f"error: {venv} is damaged: its Python does not run in it; make it again: rm -r"
+        f" {os.path.relpath(venv)}, then {speedrun.install_command()}\n")
 
 
 def test_folders_and_the_order_of_a_command_line():
@@ -143,11 +270,14 @@ def test_folders_and_the_order_of_a_command_line():
 def test_numbers_of_a_command_line():
     found = cli.positive("1"), cli.natural("0"), cli.not_negative("0"), cli.not_negative("2.5")
     assert found == (1, 0, 0, 2.5)
-    for kind, texts in ((cli.positive, ("0", "-1", "1.0", "x", "")), (cli.natural, ("-1", "1e3")),
-                        (cli.not_negative, ("-0.1", "x", "nan", "inf"))):
+    for kind, number, texts in ((cli.positive, "whole number from 1", ("0", "-1", "1.0", "x", "")),
+                                (cli.natural, "whole number from 0", ("-1", "1e3")),
+                                (cli.not_negative, "number from 0", ("-0.1", "x", "nan", "inf"))):
         for text in texts:
-            with pytest.raises(ArgumentTypeError, match=f"^{text} is not a (whole )?number from "):
+            with pytest.raises(ArgumentTypeError, match=f"^{text} is not a {number} on$"):
                 kind(text)
+    with pytest.raises(ArgumentTypeError, match="^the folder's name is empty$"):
+        cli.folder("")
 
 
 @posix

@@ -213,7 +213,7 @@ def test_csv_and_markdown():
 
 
 def test_names_cannot_steer_a_terminal():
-    assert visible("a\x1b[2J\u202e\udc80é\n\t") == "a\u241b[2J\ufffd\ufffdé\n\t"
+    assert visible("a\x1b\x1f\x7f[2J\u202e\udc80é\n\t") == "a\u241b\u241f\ufffd[2J\ufffd\ufffdé\n\t"
     stream = io.StringIO()
     named = entry("a\x1b[2J", SLOW)
     named.failures.append("seed 1: \x1b[2J")

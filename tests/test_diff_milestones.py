@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,8 @@ import diff_milestones
 from snapshots import MILESTONES
 from speedrun.base import cli
 from speedrun.base.errors import Stopped, UserError
+from speedrun.diff import facts, terminal
 from speedrun.diff import html as diff_html
-from speedrun.diff import terminal
 from speedrun.diff.align import (
     ADDED,
     CHANGED,
@@ -28,9 +29,11 @@ from speedrun.diff.align import (
     INDENTED,
     SAME,
     Line,
+    Row,
     align,
     counts,
     folded_line,
+    mark_moved,
     passages,
 )
 from speedrun.diff.arrange import arrange
@@ -38,10 +41,14 @@ from speedrun.diff.difference import find_difference
 from speedrun.diff.facts import (
     changed_hyperparameters,
     changed_values,
+    gained,
     gained_briefly,
     ideas_between,
+    not_comparable,
     read_side,
+    summary_line,
 )
+from speedrun.diff.origin import Owners, block_life
 from speedrun.diff.structure import CODE, FORMATTING, classify, methods
 from speedrun.diff.terminal import make_console, print_arranged, print_changes
 from speedrun.history.blocks import FREE, Block, split_blocks
@@ -134,6 +141,7 @@ def test_equal_files_have_no_change():
 def test_moved_function_is_moved():
     (change,) = changes(FILE.replace(SECOND, "").replace(FIRST, SECOND + FIRST)).values()
     assert (change.name, change.words, change.rows) == ("second", ("moved",), ())
+    assert terminal._briefly(change) == "second (moved)"
 
 
 def test_blocks_of_other_names_are_added_and_removed():
@@ -241,7 +249,58 @@ def test_long_runs_are_folded():
     assert folded_line(rows) == "⋯ 24 lines re-indented"
 
 
+@pytest.mark.parametrize("marks, kinds", [
+    ("-       +", "~       ~"), ("~        ~", "~   ⋯⋯   ~"), ("      ~>", "⋯⋯⋯   ~>"),
+    (" >>>>>>>>>> ", " >>>>⋯⋯>>>> "), (">>>>>>>>>>", ">>>>⋯⋯>>>>"), ("+>>>>>>>>-", "~>>>>>>>>~"),
+])
+def test_lines_further_than_three_from_a_change_are_folded(marks, kinds):
+    rows = [Row(mark, Line(1, "x"), Line(1, "x")) for mark in marks]
+    assert "".join(kind * len(group) for kind, group in passages(rows)) == kinds
+
+
+@pytest.mark.parametrize("old, new, rows", [
+    ("lr = 3 * warm", "lr = 3.5e-4 + x * warm", ["~lr = [3] * warm|lr = [3.5e-4 + x] * warm"]),
+    ("f(x)", "f(x, y)", ["~f(x)|f(x[, y])"]), ("f(x, y)", "f(x)", ["~f(x[, y])|f(x)"]),
+    ("a b", "a c", ["~a [b]|a [c]"]), ("a b c d", "a b x y z", ["~a b c d|a b x y z"]),
+    ("a b c d", "a b c x\na b c d e", ["+|a b c x", "~a b c d|a b c d [e]"]),
+    ("a 1\n)", "a 2\n  )", ["~a [1]|a [2]", ">)|  )"]),
+    ("a 1\na 2", "a 3\na 4\nb", ["~a [1]|a [3]", "~a [2]|a [4]", "+|b"]),
+    ("a 1\na 2\na 5", "a 3\na 4\nb", ["~a 1|a 3", "~a 2|a 4", "~a 5|b"]),  # too many to look at
+])
+def test_words_that_changed_in_lines_that_are_alike(old, new, rows, monkeypatch):
+    def shown(line):
+        text = line.text if line else ""
+        for start, end in reversed(line.spans if line else ()):
+            text = f"{text[:start]}[{text[start:end]}]{text[end:]}"
+        return text
+
+    monkeypatch.setattr("speedrun.diff.align.MOST_PAIRS", 6)
+    found = align(*([Line(n, line) for n, line in enumerate(text.split("\n"), start=1)]
+                    for text in (old, new)))
+    assert [f"{row.mark}{shown(row.old)}|{shown(row.new)}" for row in found] == rows
+
+
 # ---- lines that moved ----
+
+
+@pytest.mark.parametrize("gone, came, moved", [
+    ({1: "x" * 20}, {9: "    " + "x" * 20}, ([1], [9])),
+    ({1: "x" * 19 + " = ()"}, {9: "x" * 19 + " = ()"}, ([], [])),
+    ({1: "x" * 10, 2: "y" * 10}, {8: "x" * 10, 9: "y" * 10}, ([1, 2], [8, 9])),
+    ({1: "x" * 10, 3: "y" * 10}, {8: "x" * 10, 9: "y" * 10}, ([], [])),
+    ({1: "x" * 10, 2: "y" * 10}, {7: "x" * 10, 9: "y" * 10}, ([], [])),
+    ({1: "x" * 20, 3: "x" * 20}, {9: "x" * 20}, ([1], [9])),
+    ({1: "x" * 20}, {7: "x" * 20, 9: "x" * 20}, ([1], [7])),
+    ({1: "x" * 20, 3: "y" * 20}, {7: "x" * 20, 9: "y" * 20}, ([1, 3], [7, 9])),
+])
+def test_a_run_of_twenty_letters_and_digits_counts_as_moved(gone, came, moved):
+    old, new = mark_moved([
+        [Row(CHANGED, Line(*line, ((0, 2),)), Line(50, "z")) for line in gone.items()],
+        [Row(ADDED, None, Line(*line)) for line in came.items()]])
+    assert all((row.old.spans == ()) == row.old.moved for row in old)
+    assert ([row.old.number for row in old if row.old.moved],
+            [row.new.number for row in new if row.new.moved]) == moved
+
 
 LOOP = "    for value in values:\n        total += value\n    return total"
 
@@ -264,8 +323,11 @@ def test_lines_that_only_moved_are_marked_on_both_sides():
         line.strip() for line in LOOP.split("\n")]
     stream = io.StringIO()
     print_changes(make_console(stream), find_difference(FILE, new))
-    for sign in "«»":
-        assert f"\n{sign}     return total\n" in stream.getvalue()
+    away, _, here = stream.getvalue().partition("── third")
+    assert "\n«     return total\n" in away and "\n»     return total\n" in here
+    for name, look, line in ("second", "l old went", "«"), ("third", "r new went", "»"):
+        cells = [cell for _, cells, _ in diff_html.passages_of(found[name]) for cell in cells]
+        assert [cell[2] for cell in cells if cell[0] == look] == [line] * 3
     assert "\n+     return third(" in stream.getvalue() and "\n- " not in stream.getvalue()
 
 
@@ -293,9 +355,9 @@ def test_a_moved_line_of_a_milestone_is_seen():
 # ---- order, reasons and owners ----
 
 
-def arranged(a, b):
+def arranged(a, b, names=()):
     sides = read_side(a), read_side(b)
-    return arrange(*sides, find_difference(*(side.text for side in sides)))
+    return arrange(*sides, find_difference(*(side.text for side in sides)).only(names))
 
 
 def test_the_ideas_block_comes_first_and_retunes_last():
@@ -334,13 +396,19 @@ def test_reasons_stand_below_the_blocks_name(width, asked, shown, reasons):
 def test_distant_reasons_are_those_of_few_owners(reasons):
     assert arranged("03", "04").whys["Muon"] == []  # 03a's, which gives none
     assert "GPT" not in arranged("03", "04").whys  # five of them
+    assert "GPT" not in arranged("03a", "03e").whys  # three
     assert [id for id, _ in arranged("03c", "03e").whys["GPT"]] == ["03d", "03e"]
 
 
 def test_words_of_a_program_have_the_colours_of_their_kinds():
     for line, colours in (("@cache", "nnnnnn"), ("def f(x):  # why", "kkk n      ccccc"),
-                          ("return x is not 12 + f'a'", "kkkkkk   kk kkk mm   ssss")):
+                          ("return x is not 12 + f'a'", "kkkkkk   kk kkk mm   ssss"),
+                          ("class A(B): pass", "kkkkk n     kkkk")):
         assert diff_html._colours(line).rstrip() == colours
+    lines = Line(1, "y = '<\x1b' + 12", ((4, 8), (11, 13))), Line(2, "not")
+    assert diff_html.coloured(lines) == [
+        'y = <mark><span class="s">&#39;&lt;␛&#39;</span></mark> + '
+        '<mark><span class="m">12</span></mark>', '<span class="k">not</span>']
 
 
 def test_a_reason_for_hyperparameters_stands_below_their_table(monkeypatch):
@@ -363,6 +431,9 @@ def test_a_reason_names_its_milestone_once(reasons):
     text = stream.getvalue()
     one = text[text.index("── GPT") :].split("\n\n")[0]
     assert "  │ 03d: Because of 03d" in one and "  by 03d" not in one
+    print_arranged(console, arranged("03c", "03e"))
+    text = stream.getvalue()
+    assert "\n  by 03d, 03e\n" in text[text.rindex("── GPT") :]  # a hunk is both's
     print_arranged(console, arranged("03", "04"))
     text = stream.getvalue()[len(text) :]
     assert "  reasons: --steps --blocks GPT\n" in text[text.index("── GPT") :]
@@ -394,10 +465,10 @@ def test_a_spilled_line_goes_on_indented_on_a_terminal():
 
 
 def test_retunes_are_folded_on_a_terminal_only():
-    def printed(a, b, is_terminal):
+    def printed(a, b, is_terminal, names=(), **options):
         console = Console(file=(stream := io.StringIO()), force_terminal=is_terminal, width=90,
                           soft_wrap=True, color_system=None)
-        print_arranged(console, arranged(a, b))
+        print_arranged(console, arranged(a, b, names), **options)
         return stream.getvalue()
 
     for is_terminal in (True, False):
@@ -405,8 +476,11 @@ def test_retunes_are_folded_on_a_terminal_only():
         assert ("not shown: Hyperparameters (+6 -6), card (+5 -5)" in text) is is_terminal
         assert ("── Hyperparameters" in text) is not is_terminal
         assert not is_terminal or "--blocks Hyperparameters card shows them" in text
-    assert '--blocks Hyperparameters "heading: Kernels" card shows them' in printed(
-        "05h", "05i", True)
+    text = printed("05h", "05i", True)
+    assert re.search(r"not shown: Hyperparameters \(\S+ \S+\), heading Kernels \(\+1\), ", text)
+    assert '--blocks Hyperparameters "heading: Kernels" card shows them' in text
+    for options in {"fold": False}, {"names": ["card"]}:  # as asked for, or nothing else is there
+        assert "── card" in printed("03e", "04", True, **options)
 
 
 def test_steps_are_the_diffs_one_by_one():
@@ -414,6 +488,7 @@ def test_steps_are_the_diffs_one_by_one():
     for a, b in (("03c", "03d"), ("03d", "03e"), ("03e", "04")):
         alone = diff(a, b).stdout
         assert alone in shown and alone.count("\n") > 10
+    assert len(re.findall("^─{10,}$", shown, re.M)) == 3
     blocks = diff("03c", "04", "--steps", "--blocks", "Linear").stdout
     assert blocks.count("── ") == 1 and "── Linear" in blocks
     refused = diff("04", "03c", "--steps")
@@ -459,6 +534,7 @@ def test_neighbours_differ_as_declared():
     (replaced("def second", "def first"), "new has no clear blocks: two blocks are called first"),
     ("x = 1\0", "new is not Python: source code string cannot contain null bytes"),
     ("x = " + "(" * 1000 + ")" * 1000, "new is not Python: line 1: too many nested parentheses"),
+    (("x" * 99 + " = 1\n") * 2, "new has no clear blocks: two blocks are called …"),
 ])
 def test_a_file_without_blocks_is_compared_line_by_line(new, reason):
     comparison = find_difference(FILE, new)
@@ -491,8 +567,13 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
         ("val loss", f"{m.val_loss:.4f}", f"{n.val_loss:.4f}"),
         ("parameters", f"{m.parameters:,}", f"{n.parameters:,}"),
     ]
-    own = changed_values(read_side("p6c"), read_side("p6d"))  # which no record has
-    assert own["figures"] and "official figures" not in own
+    for a, b in (("p6c", "p6d"), ("p6c", "04")):  # the prelude's, which no record has
+        own = changed_values(read_side(a), read_side(b))
+        assert own["figures"] and "official figures" not in own
+    for a, b, hidden in (("03", "03a", "minutes"), ("07", "08", "minutes steps tokens parameters")):
+        figures = changed_values(read_side(a), read_side(b))["official figures"]
+        assert [name for name, *_ in figures] == [
+            name for name in facts.FIGURES if name not in hidden.split()]  # or the same
     alone = changed_values(read_side("05h"), read_side("05i"))["official figures"]
     assert ("val loss", "—", "3.2770") in alone  # 05h was not measured
     assert ("minutes", "—", "3.142") in alone
@@ -506,8 +587,11 @@ def test_figures_and_hyperparameters_that_moved(tmp_path):
     (fp8,) = [new for name, _, new in numbers if name == "use_fp8"]
     assert fp8.endswith(" >= (8, 9)") and "lambda" not in fp8
     assert "#" not in fp8, "its comment would hide the rest"
+    assert diff("05h", "05i", "--stat").stdout.count("\n  use_fp8 ") == 1  # of several lines
     copy = tmp_path / "copy.py"
     copy.write_text(old.text.replace("524_288", "512 * 1024").replace("0.95", "0.9"), "utf-8")
+    assert read_side(str(copy)).figures() == {
+        "steps": f"{m.train_steps:,}", "tokens": f"{m.tokens:,}"}
     assert [name for name, _, _ in changed_hyperparameters(old, read_side(str(copy)))] == [
         "muon_momentum", "adam_beta2"]
     assert changed_values(old, read_side(str(copy))).keys() == {"hyperparameters"}
@@ -522,11 +606,30 @@ def test_the_ideas_between_two_milestones_are_told():
     assert ideas_between(sides["04"], sides["02"]) == [
         (f"Undoes {title}", m) for title, m in reversed(between)]
     assert ideas_between(sides["train"], sides["04"]) == between[-1:]
+    assert sides["train"].name == "train"
     assert ideas_between(sides["04"], sides["train"]) == []
     assert ideas_between(sides["04"], sides["04"]) == []
     told = {m.id: lines for _, m, lines in gained_briefly(sides["02"], sides["04"])}
     assert [id for id, lines in told.items() if any("not comparable" in line for line in lines)
             and not load_manifest().get(id).minutes] == [], "without figures nothing is compared"
+
+
+def test_what_an_idea_gained_in_a_few_words(monkeypatch):
+    effects = [SimpleNamespace(measured=measured, how="a run", whole=whole, caveat=caveat)
+               for measured, whole, caveat in (("9 s", 7, None), ("2 s", None, "small"),
+                                               ("3 s", None, "old"))]
+    milestones = [SimpleNamespace(id=id, gain=gain, effect=effects[:most], minutes=minutes)
+                  for id, gain, most, minutes in (("1", None, 3, None), ("2", "4 s", 3, 5),
+                                                  ("3", None, 1, None))]
+    titles = ["1 A.", "Undoes 2 B.", "3 C."]
+    for name, value in dict(
+            ideas_between=lambda *_: zip(titles, milestones, strict=True), is_step=lambda *_: False,
+            own_gain=lambda _, m: m.gain, timed_parts=lambda m: m.effect[1:], gain_words=str,
+            incomparable_lines=lambda m: [f"{m.id} is apart"]).items():
+        monkeypatch.setattr(facts, name, value)
+    assert [lines for _, _, lines in gained_briefly(None, None)] == [
+        ["2 s, a run", "caveat: small"],
+        ["2 had gained: 4 s", "caveat: small; old", "2 is apart"], []]
 
 
 # ---- the command ----
@@ -573,6 +676,8 @@ def test_output_in_a_pipe_is_plain_and_whole():
 def test_the_newer_script_and_the_caveats_are_named():
     shown = diff("12", COLUMNS="100").stdout.split("\n")
     assert shown[1] == "history/speedrun/12_bfloat16_weights/train_gpt.py"
+    assert diff("00", "train").stdout.split("\n")[1] == "train/train_gpt.py"
+    assert "Records" not in diff("p4").stdout
     at = shown.index("measured effect")
     caveat = "caveat: contains the interleaving of Adam and Muon, which this chain does not have"
     assert f"    {caveat}" in shown[at : at + 5]
@@ -591,6 +696,9 @@ def test_figures_that_do_not_compare_throughout_are_named():
     for option in ((), ["--stat"]):
         assert note in " ".join(diff("03", "05", *option, COLUMNS="100").stdout.split())
         assert "do not compare" not in diff("03e", "05", *option, COLUMNS="100").stdout
+    assert "see 03d, 03a" in " ".join(diff("05", "03", COLUMNS="100").stdout.split())
+    alone = " ".join(diff("03a", COLUMNS="100").stdout.split())
+    assert alone.count("time not comparable with 03:") == 1
     step = " ".join(diff("03", "05", "--steps", "--stat", COLUMNS="100").stdout.split())
     assert "time not comparable with 03: 03 has the 13.1 minutes of #6;" in step
 
@@ -599,6 +707,9 @@ def test_a_milestone_alone_is_compared_with_its_parent():
     alone = diff("04", "--stat")
     assert (alone.returncode, alone.stderr) == (0, "")
     assert alone.stdout == diff("03e", "--stat", "04").stdout != diff("03", "04", "--stat").stdout
+    assert "\n  │ " in diff("04").stdout and "\n  │ " not in diff("04", "--no-why").stdout
+    for blocks, folded in ([], True), (["--blocks", "GPT", "card"], False):
+        assert ("not shown: " in diff("04", *blocks, FORCE_COLOR="1").stdout) is folded
 
 
 def test_stat(files):
@@ -645,15 +756,106 @@ def test_full_is_a_patch(files):
         assert patched(old, ended.stdout) == new
 
 
-def test_full_of_one_block_has_the_numbers_of_the_file():
-    old, new = (read_side(id).text.split("\n") for id in ("03", "04"))
-    for header in re.findall(r"@@ -(\d+),\d+ \+(\d+),\d+ @@\n [^\n]*",
-                             diff("03", "04", "--full", "--blocks", "MLP").stdout):
-        a, b = map(int, header)
-        assert old[a - 1] == new[b - 1] == "    def __init__(self, args):"
-        break
-    else:
-        raise AssertionError("no hunk")
+EDITS = (("Card.", "Other."), ("os\n\n", "os\nimport re\n\n"), ("- Optim", "- Adam"),
+         ("LIMIT = 3\n", "MOST = 4\nMORE = 5\n"), ("* 2", "* 3"),
+         ("    total = 0", "    if values:\n        total = 0"))
+TEXTS = {"": """\
+a.py → b.py
+
+blocks: 3 changed, 2 added, 1 removed, 1 unchanged
+
+── LIMIT  removed, -1  (line 7)
+- LIMIT = 3
+
+── MOST  added, +1  (line 8)
++ MOST = 4
+
+── MORE  added, +1  (line 9)
++ MORE = 5
+
+── second  +1, 1 line re-indented  (line 17 → 19)
+  def second(values):
++     if values:
+>         total = 0
+      for value in values:
+          total += value
+      return total
+
+── Pair  +1 -1  (line 27 → 30)
+  ⋯ 7 lines the same
+
+      # The other one.
+      def right(self):
+-         return self.b * 2
++         return self.b * 3
+
+      def both(self):
+          for value in (self.a, self.b):
+              print(value)
+
+── heading: Optimizer  removed, -1  (line 5)
+- # ---------- Optimizer ----------
+
+── heading: Adamizer  added, +1  (line 6)
++ # ---------- Adamizer ----------
+
+── imports  +1  (line 3)
+  import os
++ import re
+
+── card  docstring only, +1 -1  (line 1)
+- \"""Card.\"""
++ \"""Other.\"""
+""", "--side-by-side --blocks second": """\
+a.py → b.py
+
+blocks: 1 changed
+
+── second  +1, 1 line re-indented  (line 17 → 19)
+  def second(values):      │   def second(values):
+                           │ +     if values:
+>     total = 0            │ >         total = 0
+      for value in values: │       for value in values:
+          total += value   │           total += value
+      return total         │       return total
+""", "--full --blocks second": """\
+
+── second  +1, 1 line re-indented  (line 17 → 19)
+--- a.py
++++ b.py
+@@ -17,5 +19,6 @@
+ def second(values):
+-    total = 0
++    if values:
++        total = 0
+     for value in values:
+         total += value
+     return total
+""", "--stat": """\
+a.py → b.py
+
+blocks: 3 changed, 2 added, 1 removed, 1 unchanged
+lines: +7 -4; without card, imports and Hyperparameters: +5 -3
+  card                docstring only, +1 -1
+  imports             +1
+  heading: Optimizer  removed, -1
+  LIMIT               removed, -1
+  heading: Adamizer   added, +1
+  MOST                added, +1
+  MORE                added, +1
+  second              +1, 1 line re-indented
+  Pair                +1 -1
+"""}
+
+
+@pytest.mark.parametrize("options", TEXTS)
+def test_the_whole_text(options, files):
+    new = FILE
+    for edit in EDITS:
+        assert new.count(edit[0]) == 1
+        new = new.replace(*edit)
+    (files / "b.py").write_text(new, encoding="utf-8")
+    assert diff("a.py", "b.py", *options.split(), cwd=files).stdout == TEXTS[options]
 
 
 def test_side_by_side_in_a_pipe_cuts_no_line(files):
@@ -693,8 +895,15 @@ def test_colour_on_a_terminal_marks_words_and_disarms_control_characters(monkeyp
     (files / "b.py").write_text(replaced("LIMIT = 3", "LIMIT = '\x1b[2J'"), encoding="utf-8")
     sides = [read_side(str(files / name)) for name in ("a.py", "b.py")]
     terminal.print_unified(make_console(stream), *sides, None)
+    assert re.match(r"\x1b\[1m--- .*a.py\x1b\[0m\n\x1b\[1m\+\+\+ .*b.py\x1b\[0m", stream.getvalue())
     assert "\x1b[31m-LIMIT = 3" in stream.getvalue() and "\x1b[32m+LIMIT" in stream.getvalue()
     assert "\x1b[2J" not in stream.getvalue()
+    stream = io.StringIO()
+    terminal._print_values(make_console(stream), "figures", [("steps", "1", "2")])
+    assert "\x1b[31m1\x1b[0m" in stream.getvalue() and "\x1b[32m2\x1b[0m" in stream.getvalue()
+    stream = io.StringIO()
+    terminal.print_origins(make_console(stream), [("a", MILESTONES[1]), ("b", MILESTONES[1])])
+    assert re.match(r"\x1b\[1;36m00a.*\n\x1b\[2m00a", stream.getvalue())  # bright where it begins
 
 
 def test_syntax_error_is_one_line_and_a_plain_diff(files):
@@ -713,6 +922,9 @@ def test_nothing_to_show_is_said(files):
     assert "the blocks are the same" in diff("a.py", "b.py", cwd=files).stdout
     assert diff("a.py", "b.py", "--full", cwd=files).stdout.startswith("--- a.py")
     assert "other line endings" in diff("a.py", "c.py", cwd=files).stdout
+    for name in "ab":
+        (files / f"{name}.py").write_text(f'"""{name}"""\n', encoding="utf-8")
+    assert "\nblocks: none but card and headings\n" in diff("a.py", "b.py", cwd=files).stdout
 
 
 @pytest.mark.parametrize("arguments, status, message", [
@@ -722,11 +934,15 @@ def test_nothing_to_show_is_said(files):
     (["03", "none.py"], 1, "none.py is not a file"),
     (["03", "04", "--blocks", "MLP", "Muno"], 1, 'no block is called "Muno"; did you mean Muon?'),
     (["03e", "04", "--blocks", "Nope"], 1, '"Nope"; these differ: card, Hyperparameters, GPT\n'),
+    (["a.py", "a.py", "--blocks", "Nope"], 1, '"Nope"; these differ: none\n'),
     (["README.md", "04"], 1, 'no milestone "README.md": that is a file; --help says what can be'),
     (["", "04"], 1, 'no milestone "": the name is empty; --help says what can be named here'),
     (["03", "04", "--nproc", "2"], 2, "--nproc goes with --time"),
     (["03", "04", "--train-steps", "2"], 2, "--train-steps goes with --time"),
     (["03", "04", "--steps", "--time"], 2, "--steps prints; it goes with neither --html nor --tim"),
+    (["03", "04", "--steps", "--html", "x.html"], 2, "--steps prints; it goes with neither --html"),
+    (["03", "04", "--scale", "tiny"], 2, "--scale goes with --time"),
+    (["03", "04", "--html", "none/x.HTML"], 1, "/none\n"),
     (["--html", "b.py", "04"], 1, "--html b.py: the file's name must end in .html"),
     (["04", "--origin", "--html", "b.py"], 1, "--html b.py: the file's name must end in .html"),
     (["03", "04", "--html", "folder.html"], 1, "is not a regular file"),
@@ -808,6 +1024,17 @@ def test_page_shows_both_sides_and_marks_words(tmp_path):
     assert ("section", "id", "b1") in seen.attributes and ("a", "href", "#b1") in seen.attributes
 
 
+def test_cells_of_a_page_have_their_places():
+    new = replaced("    total = 0", "    if values:\n        total = 0").replace("+= v", "+= 2 * v")
+    (change,) = changes(new).values()
+    m = load_manifest().get("01")
+    assert [(note, [f"{look}: {row}{sign} {line}" for look, row, sign, line, _ in cells], by)
+            for note, cells, by in diff_html.passages_of(change, owners=Owners({18: m}, {}))] == [
+        ("", ["l same: 1 17", "r same: 1 17"], [m]), ("", ["r new: 1+ 18"], []),
+        ("", ["l same: 1 18", "r moved: 1> 19"], []), ("", ["l same: 1 19", "r same: 1 20"], []),
+        ("", ["l old: 1- 20", "r new: 1+ 21"], []), ("", ["l same: 1 21", "r same: 1 22"], [])]
+
+
 def test_page_of_milestones_holds_every_changed_line():
     sides = [read_side(id) for id in ("00", "05")]
     comparison = find_difference(sides[0].text, sides[1].text)
@@ -817,6 +1044,22 @@ def test_page_of_milestones_holds_every_changed_line():
     lines = [line for change in comparison.changes for line in marked(change, but=INDENTED)]
     assert sorted(texts["old"]) == sorted(x[1:] for x in lines if x[0] == "-")
     assert sorted(texts["new"]) == sorted(x[1:] for x in lines if x[0] == "+")
+
+
+@pytest.mark.parametrize("a, b", [("03", "03a"), ("03", "05")])
+def test_page_says_what_the_terminal_says(a, b):
+    old, new = read_side(a), read_side(b)
+    comparison = find_difference(old.text, new.text)
+    page = diff_html.make_page(old, new, comparison).partition("<main")[2]
+    shown = " ".join(unescape(re.sub("<[^>]+>", "", page)).lower().split())
+    brief = [line for _, _, lines in gained_briefly(old, new) for line in lines]
+    values = [row for rows in changed_values(old, new).values() for row in rows]
+    for words in (f"{old.name} → {new.name}", *gained(old, new), *brief, *(
+            f"{line}." for line in not_comparable(old, new)[: b == "05"]),
+            *(f"{name}{x} → {y}" for name, x, y in values if None not in (x, y)),
+            *(f"{name}{y} added" for name, x, y in values if x is None),
+            summary_line(old, new, comparison)):
+        assert shown.count(" ".join(words.lower().split())) == 1, words
 
 
 def test_page_escapes_everything_and_needs_no_network(tmp_path):
@@ -839,16 +1082,19 @@ def test_page_of_a_file_without_blocks(tmp_path):
 
 
 def test_page_is_written(tmp_path):
-    target = tmp_path / "x.html"
+    target = tmp_path / "x.HTML"
     target.write_text("before", encoding="utf-8")
     ended = diff("02", "03", "--html", target)
     assert (ended.returncode, ended.stdout) == (0, f"wrote {target}\n")
     assert Reader(target.read_text("utf-8")).cells and list(tmp_path.iterdir()) == [target]
-    for arguments, title in ((["p0", "--origin"], '<span class="id">p0</span> Every line'),
-                             (["--life", "MLP"], "<code>MLP</code>")):
+    lines = load_manifest().get("p0").script.read_text("utf-8").count("\n")
+    lives = len(block_life(load_manifest(), "MLP"))
+    for arguments, title, size in (
+            (["p0", "--origin"], '<span class="id">p0</span> Every line', f"{lines} lines"),
+            (["--life", "MLP"], "<code>MLP</code>", f"{lives} versions")):
         ended = diff(*arguments, "--html", target)
         assert (ended.returncode, ended.stdout) == (0, f"wrote {target}\n")
-        assert f"<h1>{title}" in target.read_text("utf-8")
+        assert f"<h1>{title}" in target.read_text("utf-8") and size in target.read_text("utf-8")
 
 
 # ---- timing ----
@@ -894,14 +1140,19 @@ def test_scripts_take_turns(fake_runs, monkeypatch, tmp_path, capfd):
     assert "15.0 (15.0–15.0) ms" in table and "trained on 1 x some device" in table
     page = (tmp_path / "x.html").read_text(encoding="utf-8")
     assert "<td>15.0 (15.0–15.0) ms</td>" in page and Reader(page).cells
+    assert "trained on 1 x some device" in page
 
 
 def test_a_failing_run_is_told_below_the_diff(fake_runs, monkeypatch, capfd):
     def fail(plan, stream):
+        ran.append((plan.scale, plan.nproc, plan.options["train_steps"]))
         raise UserError("rank 0 ended with exit code 3")
 
+    ran = []
     monkeypatch.setattr("speedrun.compare.collect.run", fail)
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-3], "2"])
     assert diff_milestones.main() == 1
+    assert ran == [("tiny", 2, 40)] * 4  # by default
     out, _ = capfd.readouterr()
     assert "\nfailed: 03_distributed_muon, seed 0: rank 0 ended with exit code 3\n" in out
     assert out.startswith("03_distributed_muon → 04_skip_connections\n")
@@ -914,3 +1165,9 @@ def test_a_signal_ends_the_runs(fake_runs, monkeypatch):
     monkeypatch.setattr("speedrun.compare.collect.run", stop)
     with pytest.raises(Stopped):
         diff_milestones.main()
+    asked = {}
+    monkeypatch.setattr("speedrun.compare.collect.collect", lambda *_, **options: (
+        asked.update(options), Stopped("interrupted", 130)))
+    with pytest.raises(Stopped):
+        diff_milestones.main()
+    assert asked == dict(scale="tiny", nproc=1, steps=5)

@@ -19,11 +19,13 @@ import hellaswag
 import shards as shard_files
 from speedrun.base.errors import UserError
 from speedrun.evaluate import (
+    CHAT,
     Accuracy,
     Item,
     answer_task,
     docstring_ids,
     docstring_items,
+    file_hash,
     hellaswag_ids,
     hellaswag_items,
     log_probabilities,
@@ -118,6 +120,7 @@ def test_bytes_not_characters_count():
 def test_standard_errors():
     found = Accuracy(n=101, acc=0.3, acc_norm=0.5)
     assert (found.acc_se, found.acc_norm_se) == pytest.approx((math.sqrt(0.0021), 0.05))
+    assert Accuracy(n=1, acc=1.0, acc_norm=0.0).acc_se == 0
 
 
 # ---- tasks ----
@@ -129,6 +132,7 @@ def test_hellaswags_lines(tmp_path, trained):
     assert first == Item("Cooking: A cook stirs. Stir He is", (" a", " b", " c", " d e"), 2)
     assert (second.context, second.label) == ("Cooking: A cook stirs. Stir", 0)
     assert hellaswag_ids(first, trained(), BYTES) == [256, *first.context.encode()]
+    assert hellaswag_ids(first, trained(), replace(BYTES, bos=None)) == [*first.context.encode()]
 
 
 def talk(question, answer):
@@ -136,7 +140,7 @@ def talk(question, answer):
                          dict(role="assistant", content=answer)]}
 
 
-def test_docstrings_of_other_functions_are_the_wrong_endings(tmp_path, trained):
+def test_docstrings_of_other_functions_are_the_wrong_endings(tmp_path, trained, monkeypatch):
     pairs = [(f"def f{i}():", f"Do {i % 5}.") for i in range(40)]
     talks = [talk(*pair) for pair in pairs]
     talks[0]["messages"].insert(0, dict(role="system", content="Be brief."))
@@ -149,14 +153,22 @@ def test_docstrings_of_other_functions_are_the_wrong_endings(tmp_path, trained):
     assert {item.label for item in items} == {0, 1, 2, 3}
     with pytest.raises(UserError, match="only 3 different answers"):
         list(docstring_items(write_items(file, [talk("q", answer) for answer in "abc"])))
+    monkeypatch.setattr("speedrun.evaluate.CHAT", tmp_path / "own.jsonl")  # is made if needed
+    monkeypatch.setattr("speedrun.run.conversations.make_builtin", lambda: write_items(
+        tmp_path / "own.jsonl", talks))
+    assert list(docstring_items(tmp_path / "own.jsonl")) == items
+    with pytest.raises(UserError, match="chat.jsonl:1: "):
+        list(docstring_items(write_items(file, [{}])))
     # a fine-tuned model is asked as in a conversation
-    assert docstring_ids(items[0], trained(), BYTES) == [256, *b'def f0():\n    """']
+    text = b'def f0():\n    """'
+    assert docstring_ids(items[0], trained(), BYTES) == [256, *text]
+    assert docstring_ids(items[0], trained(), replace(BYTES, bos=None)) == [*text]
     tuned = trained(handles=handles_of(load_manifest().get("e0")), bos_id=256)
     assert docstring_ids(items[0], tuned, BYTES) == [256, 257, *b"def f0():", 258]
 
 
-def run_task(trained, file, results, batch=2, **more):
-    return answer_task(trained, BYTES, "hellaswag", file, results, "abc", batch=batch, **more)
+def run_task(trained, file, results, batch=2, checkpoint="abc", **more):
+    return answer_task(trained, BYTES, "hellaswag", file, results, checkpoint, batch=batch, **more)
 
 
 @pytest.fixture
@@ -205,13 +217,13 @@ def test_an_interrupted_task_goes_on_where_it_was(trained, items, tmp_path):
         assert results.read_bytes() == (tmp_path / "whole").read_bytes()
     model = trained()
     assert run_task(model, items, results) == whole and not model.model.read
-    # another model, or other items, start over
-    for other, file in ((replace(model, context=63), items), (model, items)):
-        if file == items and other is model:
-            items.write_text(items.read_text() + json.dumps(LINE) + "\n")
-        other.model.read.clear()
-        assert run_task(other, file, results).n == 7 + (other is model)
-        assert len(other.model.read) == 4
+    # other weights, another context, or other items, start over
+    for context, more in ((64, 0), (63, 0), (63, 1)):
+        items.write_text(items.read_text() + more * (json.dumps(LINE) + "\n"))
+        model.model.read.clear()
+        other = replace(model, context=context)
+        assert run_task(other, items, results, checkpoint="def").n == 7 + more
+        assert len(model.model.read) == 4
 
 
 # ---- loss ----
@@ -220,10 +232,12 @@ def test_an_interrupted_task_goes_on_where_it_was(trained, items, tmp_path):
 def test_loss_in_nats_per_token_and_bits_per_byte(trained, tmp_path):
     document = [*b"abcabcab", 256]  # 8 bytes, 9 tokens; successors: a b, b c
     shard_files.write(tmp_path / "x_val_000000.bin", document * 8)
+    shard_files.write(tmp_path / "x_val_000001.bin", [0] * 72)  # the first one is read
     nats = [(SURE if (a + 1) % 257 == b else OTHER) for a, b in zip(
         document * 8, (document * 8)[1:], strict=False)][:64]
-    model = trained(context=16)
-    loss, bits = val_loss(model, BYTES, data=tmp_path, tokens=64, batch=3)
+    model, shown = trained(context=16), []
+    loss, bits = val_loss(model, BYTES, data=tmp_path, tokens=64, batch=3, show=shown.append)
+    assert shown == [0, 48, 64]
     assert loss == pytest.approx(-sum(nats) / 64, abs=1e-6)
     size = sum(id != 256 for id in (document * 8)[1:65])
     assert bits == pytest.approx(-sum(nats) / math.log(2) / size, abs=1e-6)
@@ -249,6 +263,18 @@ def test_loss_in_nats_per_token_and_bits_per_byte(trained, tmp_path):
         val_loss(model, BYTES, data=tmp_path / "none", batch=1)
 
 
+@pytest.mark.parametrize("name", ["bytes", "gpt2"])
+def test_by_default_the_loss_is_of_the_vocabularys_own_shards(name, trained, tmp_path, monkeypatch):
+    made = []
+    for folder in "bytes", "gpt2":
+        known = {"bytes": "BUILTIN", "gpt2": "FINEWEB"}[folder]
+        monkeypatch.setattr(f"speedrun.evaluate.{known}", tmp_path / folder)
+    monkeypatch.setattr("speedrun.evaluate.make_builtin", lambda: made.append(name))
+    with pytest.raises(UserError, match=f"no validation shard in {tmp_path / name};"):
+        val_loss(trained(), replace(BYTES, name=name), batch=1)
+    assert made == ["bytes"] * (name == "bytes")
+
+
 # ---- the command ----
 
 
@@ -266,22 +292,56 @@ def test_a_table_over_checkpoints(untrained, items, capsys, tmp_path):  # noqa: 
     assert first["hellaswag"]["n"] == 7 and first["loss"]["val_loss"] != second["loss"]["val_loss"]
 
 
-def test_a_file_of_hellaswag_is_no_other_tasks(untrained, items, monkeypatch):  # noqa: F811
-    read = {}
+def test_each_task_gets_its_file_and_options(untrained, items, monkeypatch, capsys):  # noqa: F811
+    def noted(trained, vocabulary, *given, show, **options):
+        asked.append((*given, options))
+        show(1234)
+        return Accuracy(101, 0.3, 0.5) if given else (1.5, 2.5)
 
-    def noted(trained, vocabulary, task, data, *_, **options):
-        read[task] = data
-        assert options["batch"] == 1, "of items, which have four endings"
-        return SimpleNamespace(n=1, acc=1, acc_se=0, acc_norm=1, acc_norm_se=0)
+    run, asked = untrained("02"), []
+    for name in ("answer_task", "val_loss"):
+        monkeypatch.setattr(f"speedrun.evaluate.{name}", noted)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    tasks = [text for task in ("loss", "docstring", "hellaswag") for text in ("--task", task)]
+    options = ["--val-data", str(items.parent), "--val-tokens", "96", "--batch", "3", "--json"]
+    assert evaluate.main([str(run), *tasks, *options, "--data", str(items), "--limit", "7"]) == 0
+    rest = file_hash(run / "checkpoint.pt"), dict(batch=1, limit=7)  # an item has four endings
+    assert asked == [
+        (dict(data=items.parent, tokens=96, batch=3),),
+        ("docstring", CHAT, run / "evaluation_docstring.jsonl", *rest),
+        ("hellaswag", items, run / "evaluation_hellaswag.jsonl", *rest)]
+    out, err = capsys.readouterr()
+    found = dict(n=101, acc=0.3, acc_se=math.sqrt(0.0021), acc_norm=0.5, acc_norm_se=0.05)
+    assert json.loads(out) == [dict(run=str(run), step=7, docstring=found, hellaswag=found,
+                                    loss=dict(val_loss=1.5, bits_per_byte=2.5))]
+    assert err == "".join(f"\r\x1b[K{run}: {words}" for words in (
+        "loss, 1,234 tokens", "docstring, 1,234 items", "hellaswag, 1,234 items")) + "\r\x1b[K"
+    asked.clear()
+    assert evaluate.main([str(run)]) == 0  # by default
+    assert [options for *_, options in asked] == [
+        dict(data=None, tokens=None, batch=32), dict(batch=8, limit=None)]
 
-    monkeypatch.setattr("speedrun.evaluate.answer_task", noted)
-    tasks = ["--task", "docstring", "--task", "hellaswag", "--data", str(items), "--json"]
-    assert evaluate.main([str(untrained("02")), *tasks, "--batch", "3"]) == 0
-    assert read["hellaswag"] == items != read["docstring"]
+
+def test_the_table_shows_every_figure(monkeypatch, capsys):
+    figures = dict(step=1234, loss=dict(val_loss=1.23456, bits_per_byte=2.34567), docstring=dict(
+        n=5678, acc=0.1234, acc_se=0.0123, acc_norm=0.4567, acc_norm_se=0.0345))
+    asked = []
+    monkeypatch.setattr(evaluate, "evaluate", lambda _, tasks, __: asked.append(tasks) or figures)
+    cells = "1,234 1.2346 2.3457 12.3% ± 1.2% 45.7% ± 3.5% 5,678"
+    head = "step val loss bits per byte docstring acc docstring acc_norm docstring items"
+    note = "acc: by the ending's log-probability; acc_norm: by that per byte; ± standard error"
+    assert evaluate.main(["b", "a"]) == 0
+    assert " ".join(capsys.readouterr().out.split()) == f"{head} b {cells} a {cells} {note}"
+    assert evaluate.main(["a", "--task", "loss", "--task", "loss"]) == 0
+    assert " ".join(capsys.readouterr().out.split()) == (
+        "step val loss bits per byte a 1,234 1.2346 2.3457")
+    assert asked == [["loss", "docstring"]] * 2 + [["loss"]]
 
 
 @pytest.mark.parametrize("line, fault", [
     (b"{", "not JSON"), (b"\xff", "byte 1 is not UTF-8"), (b"[1]", "not a JSON object"),
+    ({**LINE, "endings": [*"abcde"]}, '"endings" is not a list of 4 texts'),
+    ({**LINE, "endings": [*"abc", 1]}, '"endings" is not a list of 4 texts'),
     ({**LINE, "ctx_a": None}, 'no text "ctx_a"'), ({"label": 1}, 'no text "activity_label"'),
     ({**LINE, "endings": ["a", "b"]}, '"endings" is not a list of 4 texts'),
     ({**LINE, "endings": ["a", "b", "c", " "]}, '"endings" is not a list of 4 texts'),
@@ -291,16 +351,18 @@ def test_a_file_of_hellaswag_is_no_other_tasks(untrained, items, monkeypatch):  
 def test_wrong_lines_are_refused_before_anything_is_scored(trained, tmp_path, line, fault):
     file = tmp_path / "x.jsonl"
     line = line if type(line) is bytes else json.dumps(line).encode()
-    file.write_bytes(json.dumps(LINE).encode() + b"\n" + line)
+    file.write_bytes(json.dumps(LINE).encode() + b"\n\n" + line)
     model = trained()
     with pytest.raises(UserError) as caught:
         run_task(model, file, tmp_path / "results")
-    assert str(caught.value).startswith(f"{file}:2: {fault}") and not model.model.read
+    assert str(caught.value).startswith(f"{file}:3: {fault}") and not model.model.read
 
 
 def test_files_and_runs_that_do_not_serve(trained, fake, tmp_path):  # noqa: F811
     with pytest.raises(UserError, match="there is no file .*; fetch it: python data/hellaswag.py"):
         run_task(trained(), tmp_path / "none", tmp_path / "results")
+    with pytest.raises(UserError, match=f"{tmp_path} cannot be read: Is a directory$"):
+        run_task(trained(), tmp_path, tmp_path / "results")
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(UserError, match="is empty"):
         run_task(trained(), tmp_path / "empty", tmp_path / "results")

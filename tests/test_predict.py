@@ -538,8 +538,19 @@ def test_runs_side_by_side_end_where_one_fails(failed, monkeypatch):
 def test_another_torch_or_triton_is_refused(monkeypatch):
     assert compat.other_version(compiled=True) is None  # else all tests here fail
     monkeypatch.setattr(compat, "TORCH", "2.12.0")
-    assert compat.reason_against().startswith("predictions need torch 2.12.0; this is ")
+    assert compat.reason_against() == (
+        f"predictions need torch 2.12.0; this is {torch.__version__}")
     monkeypatch.undo()
     monkeypatch.setattr(compat, "TRITON", "0.0")
     found = "here it is" if compat._triton() else "which is missing"
     assert re.search(f"need triton 0.0[;,] {found}", compat.reason_against(compiled=True))
+
+
+@pytest.mark.parametrize("known, answer, reason", [
+    ("platform.machine", "arm64", "predictions need Linux on x86-64; this is linux arm64"),
+    ("torch.cuda.is_available", True,
+     "predictions are for machines without a GPU; run_milestone.py measures on this one"),
+])
+def test_a_machine_that_cannot_predict_is_told_why(known, answer, reason, monkeypatch):
+    monkeypatch.setattr(known, lambda: answer)
+    assert compat.reason_against() == compat.reason_against(compiled=True) == reason

@@ -177,7 +177,9 @@ def test_a_script_that_ignores_its_options_is_refused(start, tmp_path):
     without = SCRIPT.replace("from sys import argv\n", "")
     for line, reads in (("", False), ("import sys\nprint(sys.argv)\n", True),
                         ("from argparse import ArgumentParser\n", True),
-                        ("from my_options import read\n", True), ("import torch\n", False)):
+                        ("import getopt\n", True), ("import optparse\n", True),
+                        ("from my_options import read\n", True), ("from . import own\n", True),
+                        ("import torch, numpy, triton, tiktoken, flash_attn, os\n", False)):
         script.write_text(without + line, encoding="utf-8")
         if reads:
             with pytest.raises(Launched):

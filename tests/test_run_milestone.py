@@ -861,6 +861,14 @@ def test_one_of_several_paths_is_shown_by_its_name():
     for chosen, why in ((), ""), (["attention_kernel"], " (as set)"):
         assert paths_taken(source, values, True, chosen).startswith(
             f"CUDA: bf16, compiled, FA2 attention kernel{why}, ")
+    source = ("    odd_path: bool = gpu()  # not here\n    bf16: bool = gpu()\n    seed: int = 3\n"
+              "    use_kernel: str = field(default_factory=best)  # A or B\n")
+    values = dict(odd_path=False, use_kernel="A", bf16=True)
+    assert paths_taken(source, values, True) == "CUDA: bf16, no odd_path (not here), A kernel"
+    values = dict(odd_path=True, use_kernel="B", bf16=False)
+    assert paths_taken(source, values, False, ["odd_path", "use_kernel", "bf16"]) == (
+        "CPU: float32 (as set), odd_path, B kernel (as set)")
+    assert paths_taken("", {}, True) == "CUDA: no switches"
 
 
 # ---- the summary ----

@@ -118,11 +118,12 @@ def test_a_terminal_shows_it(monkeypatch, capsys):
         return " ".join(capsys.readouterr().out.split())
 
     shown, part = command("04", "--why-long"), load_why(RACE.get("04"))
-    for words in (part.text, "history/speedrun/04_skip_connections/why.svg", part.number):
-        assert " ".join(words.split()) in shown
+    title, figure = RACE.get("04").title, "history/speedrun/04_skip_connections/why.svg"
+    told = f"04 {title} {part.text} figure: {figure} {part.shown} {part.number}"
+    assert shown == " ".join(told.split())
     with pytest.raises(UserError, match="03a_untied_head has no why.md; --why-long knows 00, 01"):
         command("03a", "--why-long")
-    for more in (["03"], ["--steps"], ["--html", "page.html"]):
+    for more in (["03"], ["--steps"], ["--html", "page.html"], ["--time"], ["--blocks", "GPT"]):
         with pytest.raises(SystemExit):
             command("04", *more, "--why-long")
         assert "--why-long takes one milestone" in capsys.readouterr().err
