@@ -5,6 +5,7 @@ Run: .venv/bin/python -m pytest tests/test_gains.py
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -12,12 +13,14 @@ from snapshots import MILESTONES
 from speedrun.diff.facts import changed_values, gained, read_side
 from speedrun.figures.causes import causes
 from speedrun.figures.tables import saved_table
-from speedrun.history.effects import EVIDENCE, TIME, TOKENS
+from speedrun.history.effects import EVIDENCE, TIME, TOKENS, Effect
 from speedrun.history.gains import (
     CAVEAT,
     OFFICIAL,
     comparable_base,
+    estimates,
     gain_lines,
+    loss_effects,
     own_gain,
     whole_effects,
     whole_records,
@@ -62,11 +65,40 @@ def test_a_whole_record_names_who_shares_it():
     assert of("05f") == ["record #17, shared with 05e: 3.8 to 3.57 minutes"]
     assert of("06") == ["record #29, shared with 05q and 05r: 2.812 to 2.731 minutes"]
     assert of("03d") == of("00") == []
+    assert estimates(MANIFEST.get("06")) == loss_effects(MANIFEST.get("14g")) == []
+    again = replace(MANIFEST)
+    again.__dict__["records"] = MANIFEST.records | {16: replace(
+        MANIFEST.records[16], retimed=({"minutes": 3.75}, {"minutes": 3.7}))}
+    (line,) = whole_records(again, MANIFEST.get("05f"))
+    assert line.endswith(": 3.7 to 3.57 minutes"), "the last time that it was timed"
     both = [whole_effects(MANIFEST, MANIFEST.get(id)) for id in ("14f", "14g")]
     assert both[0] == both[1] and {effect.whole for effect in both[0]} == {85}
     for m in MILESTONES:  # of each milestone of the race something is known, but of its start
         known = gain_lines(MANIFEST, m)
         assert known or m.id == "00" or m.chain != MILESTONES[0].chain, m.id
+
+
+def test_all_that_a_milestone_gained():
+    assert gain_lines(MANIFEST, MANIFEST.get("06e")) == [
+        "all of #32, seconds 157.98 → 155.98 (-1.3%), 1,670 steps in both; before: #31; after:"
+        " #32, on one RunPod node (the record's own before and after; 17 and 12 runs)",
+        "all of #32, validation loss 3.2789 → 3.2780 (-0.0009); the same runs (the record's own"
+        " before and after; 17 and 12 runs)",
+        "the whole record #32, shared with 06c, 06d, 06f and 07: 2.656 to 2.625 minutes",
+        "time not comparable with 06d: Minutes against 06b are those of the whole record #32, whose"
+        " optimizer is 06f and 07."]
+
+
+@pytest.mark.parametrize("id, place, line", [
+    ("07", 0, "two official records: 2.11 s less (-1.2%)"),  # a sum is first
+    ("11a", 0, "the record's own before and after: 2.28 s less (-1.8%); tokens -1.7%, time per"
+     " token -0.1%"),
+    ("14g", 0, "validation loss: -0.0046; 'Known isolated experiments suggest DC alone accounts for"
+     " about 0.0046' (author's estimate)"),  # its own is before those of its whole record
+    ("01", -1, "546.00 s less (-29.0%), official minutes"),
+])
+def test_where_a_line_of_gains_stands(id, place, line):
+    assert gain_lines(MANIFEST, MANIFEST.get(id))[place] == line
 
 
 def test_a_cause_of_evidence_is_named_for_most():
@@ -177,6 +209,28 @@ def test_a_change_has_its_sign():
                      if effect.before and effect.quantity in ("val_loss", "seconds")][:2]
     assert loss.startswith("validation loss 3.2848 → 3.2771 (-0.0076)")
     assert seconds.startswith("seconds 78.56 → 78.97 (+0.5%)")
+
+
+@pytest.mark.parametrize("quantity, before, after, more, text", [
+    ("step_ms", 1500.25, 1400, {}, "milliseconds per step 1500.25 → 1400.00 (-6.7%)"),
+    ("memory_mib", 31_000, 30_000, {}, "memory in MiB 31,000 → 30,000 (-3.2%)"),
+    ("val_loss", 3.28, 3.2756, {}, "validation loss 3.2800 → 3.2756 (-0.0044)"),
+    ("seconds", 90, 81, dict(steps=(1500, 1500), tokens=(3000, 2000)),
+     "seconds 90.00 → 81.00 (-10.0%), 1,500 steps in both, tokens 3,000 → 2,000"),
+    ("steps", None, None, dict(delta="a tenth fewer"), "steps: a tenth fewer"),
+])
+def test_a_change_in_words(quantity, before, after, more, text):
+    effect = Effect(quantity=quantity, how="ablation", what="", source="", before=before,
+                    after=after, **more)
+    assert (effect.measured, effect.evidence) == (text, "ablation")
+
+
+@pytest.mark.parametrize("runs, text", [
+    ((1, 1), "one run each"), ((0, 1), "1 run after it, not stated before"),
+    ((0, 5), "5 runs after it, not stated before"), ((1, 5), "1 and 5 runs")])
+def test_evidence_counts_its_runs(runs, text):
+    effect = Effect(quantity="steps", how="ablation", what="", source="", runs=runs)
+    assert effect.evidence == f"ablation; {text}"
 
 
 def test_a_caveat_stands_below_its_effect():

@@ -4,6 +4,7 @@ Run: .venv/bin/python -m pytest tests/test_history.py
 """
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -16,8 +17,8 @@ import pytest
 from snapshots import MILESTONES, SCRIPTS, every_script, known_values, own_values
 from speedrun.base.errors import UserError
 from speedrun.history.blocks import split_blocks
-from speedrun.history.fields import default_hyperparameters, read_fields, retuned
-from speedrun.history.glossary import GLOSSARY, load_glossary
+from speedrun.history.fields import Field, default_hyperparameters, read_fields, retuned
+from speedrun.history.glossary import GLOSSARY, Hyperparameter, load_glossary
 from speedrun.history.handles import Handles, handles_of
 from speedrun.history.manifest import HISTORY, Figures, ManifestError, load_manifest
 from speedrun.history.records import load_records
@@ -81,7 +82,7 @@ def history(tmp_path):
     for name, text in (("00_base", BASE), ("01_next", NEXT)):
         add(folder, name, text)
     (folder / "records.json").write_text(json.dumps(RECORDS), encoding="utf-8")
-    (folder / "hyperparameters.toml").write_text(TERMS, encoding="utf-8")
+    (folder / "hyperparameters.toml").write_text(TERMS, encoding="utf-8-sig")
     return folder
 
 
@@ -269,11 +270,14 @@ def test_a_chain_whose_first_folder_is_missing(history):
         (EFFECT.replace('"seconds"', '"hours"'), '"quantity" must be one of val_loss, seconds'),
         (EFFECT + "runs = [4]", 'effect 1: "runs" must be two whole numbers, before and after'),
         (EFFECT.replace('"seconds"', '"step_ms"') + "steps = [4, 5]", '"steps" goes with seconds'),
+        (EFFECT + "runs = [4, -1]", 'effect 1: "runs" must be two whole numbers, before and after'),
+        (EFFECT.replace('"seconds"', '"step_ms"') + "tokens = [4, 5]", '"tokens" goes with s'),
         (EFFECT + "counts = 1", 'effect 1: "counts" must be true or false, not 1'),
     )],
     ("records = [1, 2]", '[incomparable]\nwhat = ["time"]', 'incomparable: missing key "why"'),
-    ("records = [1, 2]", '[incomparable]\nwhat = ["loss"]\nwhy = "x"', "a list of time and tokens"),
-    ("records = [1, 2]", '[incomparable]\nwhat = ["time"]\nwhy = ""', '"why" must be a string'),
+    ("records = [1, 2]", '[incomparable]\nwhat = ["time", "loss"]\nwhy = "x"', "a list of time an"),
+    ("records = [1, 2]", '[incomparable]\nwhat = []\nwhy = "x"', "a list of time and tokens"),
+    ("records = [1, 2]", '[incomparable]\nwhat = ["time"]\nwhy = " "', '"why" must be a string'),
 ])
 def test_a_fault_is_one_clear_line_with_file_and_key(history, old, new, message):
     assert old in NEXT
@@ -388,6 +392,11 @@ def test_a_history_without_records_or_milestones(history):
     ("meaning", "meanings", 'train_steps: unknown key "meanings"; did you mean "meaning"?'),
     ('kind = "steps"', 'kind = "stairs"', 'train_steps: "kind" must be one of files, input, '),
     ('kind = "seed"', 'kind = "seed"\nbelow = "x"', 'seed: there is no hyperparameter "x"'),
+    ('kind = "seed"', 'kind = "seed"\nat_most = "x"', 'seed: there is no hyperparameter "x"'),
+    ('kind = "seed"', 'kind = "seed"\ndivides = "x"', 'seed: there is no hyperparameter "x"'),
+    ('kind = "seed"', 'kind = "seed"\nmultiple = { x = 2 }', 'there is no hyperparameter "x"'),
+    ('kind = "seed"', 'kind = "seed"\ncpu = "x"', "seed: \"cpu\" is not a number: 'x'"),
+    ('kind = "seed"', 'kind = "seed"\nalphabet = "LS"', 'seed: "alphabet" goes with kind "patte'),
     ('kind = "seed"', 'kind = "pattern"', 'seed: "alphabet" goes with kind "pattern", and only'),
     ("tiny = 10", "tiny = [10]", 'train_steps: "tiny" must be a plain value'),
     ("tiny = 10", 'tiny = "10"', "train_steps: \"tiny\" is not a number: '10'"),
@@ -537,9 +546,41 @@ def test_every_hyperparameter_has_a_short_entry():
 
 
 def test_retuned_is_what_has_another_default_or_is_gone(tmp_path):
-    for name, body in (("old", "a: int = 512 * 1024; b: float = 1; c: str = best(); d: int = 2"),
-                       ("new", "a: int = 524_288; b: float = 1.0; c: str = fast(); e: int = max("
-                               "  # why\n        1, 2)")):
+    for name, body in (("old", "a: int = 512 * 1024; b: float = 1; c: str = best(); d: int = 2"
+                               "; f: str = best()"),
+                       ("new", "a: int = 524_288; b: float = 1.0; c: str = fast(); f: str = best()"
+                               "; e: int = max(  # why\n        1, 2)")):
         (tmp_path / name).write_text(f"class Hyperparameters:\n    {body}\n", encoding="utf-8")
     assert retuned(tmp_path / "old", tmp_path / "new") == ["b", "c", "d"]
     assert read_fields(tmp_path / "new")["e"].written == "max(1, 2)"  # no comment
+
+
+@pytest.mark.parametrize("text, field", [
+    ("int = 8*64  # why", ("int", 512, "8*64")), ("float = -1e-3", ("float", -0.001, "-1e-3")),
+    ("str = 'é'; y: int = 2", ("str", "é", "'é'")), ("int | None = None", (
+        "int | None", None, "None")), ("int", ("int", None, "no default")),
+    ("bool = cuda.is_available()", ("bool", None, "cuda.is_available()")),
+    ("str = field(default_factory=lambda: now('é'))", ("str", None, "now('é')")),
+    ("tuple = (1,\n        2)", ("tuple", None, "(1, 2)")),
+    ("float = 1 / 0", ("float", None, "1 / 0")), ("int = 'a' + 1", ("int", None, "'a' + 1")),
+    ("int = 2 ** 999 % 7", ("int", 2**999 % 7, "2 ** 999 % 7")),
+    ("int = 2 ** 1000", ("int", None, "2 ** 1000")), ("float = 2 ** -3", (
+        "float", 0.125, "2 ** -3")), ("int = 1000 << 2", ("int", 4000, "1000 << 2")),
+])
+def test_a_field_is_read_without_running_its_script(tmp_path, text, field):
+    script = tmp_path / "script.py"
+    script.write_text(f"class Hyperparameters:\n    # why\n\n    x: {text}\n", encoding="utf-8")
+    assert read_fields(script)["x"] == Field(*field)
+
+
+@pytest.mark.parametrize("kind, value, default, fault", [
+    ("count", 1, None, ""), ("count", 0, None, "a number from 1 on"), ("layer", 0, None, ""),
+    ("count", -1, -1, ""), ("count", -2, -1, "a number from -1 on"), ("count", 0, 5, "a number"),
+    ("fraction", 1, None, ""), ("fraction", 1.1, None, "a number from 0 on, at most 1"),
+    ("fraction", 1.1, 1.2, ""), ("fraction", 1.3, 1.2, "a number from 0 on, at most 1.2"),
+    ("decay", 0.9, None, ""), ("decay", 1, 0.5, "a number from 0 on, below 1"),
+    ("decay", 1.5, 1.5, ""), ("rate", math.inf, None, "a number from 0 on"),
+])
+def test_the_range_of_a_kind(kind, value, default, fault):
+    found = Hyperparameter("What it is.", kind).range_fault(value, default)
+    assert found.startswith(fault) and bool(found) == bool(fault)

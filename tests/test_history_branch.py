@@ -14,6 +14,7 @@ from snapshots import MILESTONES
 from speedrun.base.errors import UserError
 from speedrun.diff.origin import line_origins
 from speedrun.history.branch import PROJECT, message, write_branch
+from speedrun.history.gains import gain_lines
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 MANIFEST = load_manifest()
@@ -75,8 +76,9 @@ def test_a_message_has_the_idea_the_gain_and_the_reasons(clone, monkeypatch):
     m = MANIFEST.get("13d")
     monkeypatch.setattr("speedrun.history.branch.whys", lambda m: {"GPT": "Because."})
     text = message(MANIFEST, m)
-    assert text.startswith(f"13d {m.title}\n\n{m.idea}\n\nRecord #60 by @soren_dunn_\n\n- seconds ")
-    assert text.endswith("\n\nGPT: Because.\n")
+    gained = "\n- ".join(gain_lines(MANIFEST, m))
+    assert text == (f"13d {m.title}\n\n{m.idea}\n\nRecord #60 by @soren_dunn_\n\n- {gained}\n\n"
+                    "GPT: Because.\n") and len(gain_lines(MANIFEST, m)) > 1
     assert m.idea in git(clone, "log", "--format=%B", "--grep", "^13d ", "history", "--")
     assert "Part of record #9 by" in message(MANIFEST, MANIFEST.get("03b"))
 

@@ -20,6 +20,7 @@ from speedrun.figures.ladder import (
     run_stale,
     stale_entries,
 )
+from speedrun.history.fields import default_hyperparameters
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.scripts.find import code_hash
 
@@ -70,7 +71,9 @@ def test_staleness_is_found():
     ladder.entries[2].options["train_steps"] = 7
     ladder.entries[3].runs.pop()  # the table shows how many there are
     del ladder.entries[4]
-    assert [line.split(":")[0] for line in stale_entries(ladder, MANIFEST)] == ids[1:3]
+    assert stale_entries(ladder, MANIFEST) == [
+        f"{ids[1]}: the script has changed since its runs",
+        f"{ids[2]}: the tiny hyperparameters have changed since its runs"]
 
 
 def line_of(of, seed, **changes):
@@ -90,7 +93,10 @@ def test_a_file_is_read_a_run_a_line(tmp_path):
     assert [entry.label for entry in ladder.entries] == [first.name, second.name]
     assert [run.seed for run in ladder.entries[0].runs] == [0, 1, 2]
     assert ladder.target == pytest.approx(2.01) and ladder.data_fingerprint == "abc"
-    assert stale_entries(ladder, MANIFEST) == []
+    assert stale_entries(ladder, MANIFEST) == [] and not ladder.mixed
+    file.write_text("\n".join([*lines[:-1], line_of(first, 2, corpus="b", code="c")]), "utf-8")
+    ladder = load_ladder(file, MANIFEST)
+    assert ladder.mixed and len(stale_entries(ladder, MANIFEST)) == 1
     for line, message in ((line_of(first, 0, steps=0), 'line 1: "steps" must be a whole number'),
                           ("{", "line 1: Expecting property name"), ("[]", "line 1: it must be a"),
                           ("", "tiny.jsonl: there is no run in it"),
@@ -110,10 +116,11 @@ def test_only_what_is_stale_runs_again(end, tmp_path, monkeypatch, capsys):
     asked = []
 
     def collect(texts, seeds, out, stream, *, scale, settings):
-        asked.append((*texts, [*seeds], scale, settings))
+        asked.append((*texts, [*seeds], out, scale, settings))
         made, bad = invented(*texts), texts == [third.slug] and end
         made.data_fingerprint, (entry,) = "abc", made.entries
-        entry.device, entry.failures = "cpu", [bad] if isinstance(bad, str) else []
+        entry.options["train_files"] = "a*"
+        entry.device, entry.failures = "cpu", [bad, "x"] if isinstance(bad, str) else []
         entry.runs[:] = [dataclasses.replace(entry.runs[seed], step_avg_ms=9.5) for seed in seeds]
         return made, bad if isinstance(bad, Stopped) else None
 
@@ -124,9 +131,18 @@ def test_only_what_is_stale_runs_again(end, tmp_path, monkeypatch, capsys):
     else:
         run_stale(file, SOME, sys.stdout)
         run_stale(file, SOME, sys.stdout)  # nothing is left to do
-    assert asked == [(m.slug, seeds, "tiny", ["val_loss_every=20"]) for m, seeds in (
-        (first, [0, 2]), (second, [0, 1, 2]), (third, [0, 1, 2]))]
-    assert f"running {second.id}: the script has changed since its runs" in capsys.readouterr().out
+    assert asked == [(m.slug, seeds, f"tiny-{m.slug}", "tiny", ["val_loss_every=20"])
+                     for m, seeds in ((first, [0, 2]), (second, [0, 1, 2]), (third, [0, 1, 2]))]
+    assert capsys.readouterr().out == (
+        f"running {first.id}: fewer than 3 runs\nrunning {second.id}: the script has changed since"
+        f" its runs\nrunning {third.id}: fewer than 3 runs\n")
+    own = default_hyperparameters(first.script)
+    options = json.loads(line_of(first, 0))["options"].items()
+    assert json.loads(file.read_text("utf-8").partition("\n")[0]) == json.loads(line_of(
+        first, 1)), "kept"
+    assert json.loads(file.read_text("utf-8").splitlines()[1]) == json.loads(line_of(
+        first, 0, seconds=[[0, 0.0], [200, 720.0]],
+        options={name: value for name, value in options if own[name] != value}))
     assert stale_entries(load_ladder(file, SOME), SOME) == []
     slugs = [json.loads(line)["milestone"] for line in file.read_text("utf-8").splitlines()]
     expected = [m.slug for m in SOME.milestones if not (end and m is third)]

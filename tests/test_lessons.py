@@ -483,16 +483,19 @@ def folder(tmp_path, monkeypatch):
     return write, run
 
 
-def test_outputs_are_kept_without_traces(folder):
+def test_outputs_are_kept_without_traces(folder, capsys):
     write, run = folder
     path = write("01_good.ipynb", "import sys\nprint(1, flush=True)\nprint(2, flush=True)\n"
-                 "print('warning', file=sys.stderr)", "3 + 4")
-    assert run("01") == 0
+                 "print('warning', file=sys.stderr)", "import os\nos.listdir()")
+    for name in ("02.ipynb", "03_last.ipynb"):
+        write(name, "1")
+    assert run("01", "03") == 0
+    assert re.fullmatch(r"01_good.ipynb \d+ s\n03_last.ipynb \d+ s\n", capsys.readouterr().out)
     notebook = nbformat.read(path, as_version=4)
     assert [cell.execution_count for cell in notebook.cells] == [1, 2]
     (printed, warned), (value,) = (cell.outputs for cell in notebook.cells)
     assert (printed.text, warned.text) == ("1\n2\n", "warning\n")
-    assert value.data["text/plain"] == "7"
+    assert "01_good.ipynb" in value.data["text/plain"], "cells run in the notebooks' folder"
     assert set(notebook.metadata) == {"kernelspec"}
     assert notebook.cells[0].metadata == {"tags": ["setup"]} and not notebook.cells[1].metadata
 
@@ -634,6 +637,24 @@ def test_a_lesson_that_is_damaged_leaves_nothing(tmp_path, copies, content):
     mine.symlink_to(mine)
     with pytest.raises(open_lessons.UserError, match="is a file or a broken link, not a folder"):
         open_lessons.copy_lessons(lessons, mine)
+
+
+def test_jupyterlab_opens_the_first_notebook(monkeypatch, capsys):
+    copied, started = [], []
+    monkeypatch.setattr(open_lessons, "copy_lessons", lambda *of: copied.append(of) or ["01.ipynb"])
+    monkeypatch.setattr(sys, "argv", ["open_lessons.py"])
+    monkeypatch.setitem(sys.modules, "jupyterlab", SimpleNamespace())
+    monkeypatch.setenv("LESSONS_OPENED", "")
+    monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
+    open_lessons.main()
+    assert copied == [(LESSONS, REPOSITORY / "my_lessons")]
+    assert started == [(sys.executable, [
+        sys.executable, "-m", "jupyter", "lab", "--allow-root",
+        f"--ServerApp.root_dir={REPOSITORY}",
+        "--LabApp.default_url=/lab/tree/my_lessons/start_here.ipynb"])]
+    assert os.environ["LESSONS_OPENED"] == "1" and capsys.readouterr().out == (
+        "01.ipynb: your copy is kept, but the lesson is newer; rename yours to get it\n"
+        "Open the address below that ends in start_here.ipynb?token=...\n")
 
 
 def test_git_ignores_the_copies():

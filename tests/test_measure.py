@@ -32,6 +32,7 @@ from speedrun.figures.measured import NOT_YET, measured_table, predicted_peak, r
 from speedrun.history.manifest import REPOSITORY
 from speedrun.history.measured import (
     MEASURED,
+    MOST_LETTERS,
     Machine,
     Measurement,
     Timing,
@@ -728,8 +729,16 @@ def test_committed_files_fit_and_name_nobody():
 def test_a_file_is_written_and_read(tmp_path):
     made = a_measurement()
     write_measurement(tmp_path / made.machine.file_name, made)
-    assert load_measurements(tmp_path) == (made,)
+    other = replace(made, machine=replace(made.machine, share=8, gpu="NVIDIA GeForce RTX 4090"),
+                    kernels={"FP8": "x" * MOST_LETTERS})
+    write_measurement(tmp_path / "rtx-4090-8-of-8.json", other)
+    assert load_measurements(tmp_path) == (made, other)
     assert made.machine.file_name == "h100-80gb-hbm3-8.json"
+    timing = replace(made.timings["muon"], step_ms=(106.0, 99.0, 101.0), peak_memory_mib=None,
+                     compile_s=61, breaks=2)
+    assert timing.step_text == "101.0 ms (99.0–106.0, mean 102.0)"
+    assert (timing.memory_text, timing.compiled_text) == (
+        "no GPU memory", ", compiled in 61 s, 2 graph breaks")
 
 
 @pytest.mark.parametrize("change, message", [
@@ -773,7 +782,9 @@ def test_measured_stands_beside_official_and_predicted():
     assert below == ["No GPU has been measured yet.", f"Without any figure: {THIRD.id}."]
     assert lines[0] == ["01_muon", "20,000.00 ms", "32,000 MiB", "33,792 MiB", "+6%"]
     slow = a_measurement()
-    slow.machine = replace(slow.machine, gpu="NVIDIA GeForce RTX 4090", count=1)
+    slow.machine = replace(slow.machine, gpu="NVIDIA GeForce RTX 4090", count=1, driver=None,
+                           power_limit=None, cuda="13.0", nccl="2.27", max_clock=2520)
+    slow.kernels |= {"Triton": "off"}
     slow.timings = {"muon": replace(slow.timings["muon"], passes=8, code="old")}
     (head, _, *lines), below = rows(a_measurement(), slow)
     assert head[-4:] == [f"{what}, {name}" for name in ("8 x H100 80GB HBM3", "1 x RTX 4090")
@@ -785,10 +796,12 @@ def test_measured_stands_beside_official_and_predicted():
     assert lines[1][-4:] == ["failed", "—"] * 2 and len(lines) == 2
     assert below[0] == ("**8 x H100 80GB HBM3**: PyTorch 2.13.0, driver 580.1, power limit 700 W,"
                         " 60 steps on tokens of FineWeb. Failed: tile_mask: no.")
-    assert rates([a_measurement()], "muon", 524_288) == "5,140,078 on 8 x H100 80GB HBM3"
+    assert below[1] == ("**1 x RTX 4090**: PyTorch 2.13.0, NCCL 2.27, clocks up to 2520 MHz,"
+                        " 60 steps on tokens of FineWeb. Failed: Triton: off; tile_mask: no.")
     assert rates([a_measurement()], "tile_mask", 1) == NOT_YET
     share = a_measurement(machine=replace(slow.machine, share=8))
-    assert rates([share], "muon", 524_288) == "642,510 on 1 of 8 x RTX 4090"
+    assert rates([a_measurement(), share], "muon", 524_288) == (
+        "5,140,078 on 8 x H100 80GB HBM3; 642,510 on 1 of 8 x RTX 4090")
     assert "a step is one rank's share of 8, in the middle of the schedules" in rows(share)[1][0]
 
 

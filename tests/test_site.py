@@ -26,6 +26,7 @@ import nbformat
 import pytest
 
 import make_site
+import test_ladder
 from ranks import warm_context
 from speedrun.base.errors import UserError
 from speedrun.base.files import replace_file
@@ -34,13 +35,22 @@ from speedrun.diff import html
 from speedrun.diff.align import REMOVED, SAME, Line, Row
 from speedrun.diff.difference import find_difference
 from speedrun.diff.origin import line_origins
-from speedrun.figures.charts import LETTER, both, curve_chart, ladder_chart, record_chart
+from speedrun.figures.charts import (
+    LETTER,
+    Chart,
+    Point,
+    both,
+    curve_chart,
+    ladder_chart,
+    record_chart,
+)
 from speedrun.figures.generated import RESULTS, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.history.blocks import FREE, split_blocks
+from speedrun.history.fields import read_fields
 from speedrun.history.gains import own_gain
 from speedrun.history.guide import whys
-from speedrun.history.manifest import REPOSITORY, load_manifest
+from speedrun.history.manifest import REPOSITORY, Figures, load_manifest
 from speedrun.history.records import load_records
 from speedrun.history.threads import load_threads, number_of
 from speedrun.site.build import _replace_site, build
@@ -593,6 +603,59 @@ def test_a_curve_ends_at_all_tokens_of_a_batch_that_grows():
     chart = curve_chart(load_manifest().get("10d"), None, 700)
     assert chart.points[-1].text == "10d: 3.2781 at 0.57B tokens"
     assert "10d: 3.6889 at 0.17B tokens" in [p.text for p in chart.points]  # at step 1,000
+
+
+def test_a_curve_beside_its_parents(tmp_path):
+    parent, own = (replace(load_manifest().get(id), own=Figures(tokens_per_step=size), curve=curve)
+                   for id, size, curve in (("00b", 10**9, ((0, 10.0), (2, 3.9), (4, 3.5))),
+                                           ("01", 5 * 10**8, ((0, 11.0), (1, 4.0), (4, 3.3)))))
+    assert curve_chart(own, parent, 700) == Chart(
+        700, 320, 44, 290,
+        "Official validation loss of 00b Rotary positions and 01 Muon over tokens",
+        [(44.0, "0"), (204.0, "1B"), (364.0, "2B"), (524.0, "3B"), (684.0, "4B")],
+        [(237.2, "3.40"), (166.2, "3.60"), (95.2, "3.80"), (24.2, "4.00")],
+        [("goal", "44,279.8 684,279.8"), ("line before", "364,59.7 684,201.7"),
+         ("line", "124,24.2 364,272.7")],
+        [Point(364.0, 59.7, "00b: 3.9000 at 2.00B tokens"),
+         Point(684.0, 201.7, "00b: 3.5000 at 4.00B tokens"),
+         Point(124.0, 24.2, "01: 4.0000 at 0.50B tokens", own),
+         Point(364.0, 272.7, "01: 3.3000 at 2.00B tokens", own)],
+        texts=[(44, 11, "validation loss over tokens"), (48, 275.8, "3.28")])
+    narrow = curve_chart(own, parent, 380)
+    assert (narrow.height, narrow.x_ticks) == (260, [(44.0, "0"), (204.0, "2B"), (364.0, "4B")])
+    script = tmp_path / "00b_rotary" / "train_gpt.py"  # of which no tokens are known
+    script.parent.mkdir()
+    script.write_text("class Hyperparameters:\n    train_steps: int = 4000\n", encoding="utf-8")
+    parent = replace(parent, own=Figures(), script=script, curve=((2000, 3.9), (4000, 3.5)))
+    chart = curve_chart(own, parent, 700)
+    assert chart.title.endswith(" and 01 Muon over steps")
+    assert [label for _, label in chart.x_ticks] == ["0", "1000", "2000", "3000", "4000"]
+    assert [point.text for point in chart.points] == [
+        "00b: 3.9000 at step 2,000", "00b: 3.5000 at step 4,000", "01: 3.3000 at step 4"]
+
+
+def test_records_in_their_order_on_a_narrow_screen():
+    records = [r for r in load_records() if r.number in (1, 2, 4, 15, 17)]
+    wide, chart = (record_chart(records, load_manifest().of_chain(), width, by_date=False)
+                   for width in (700, 380))
+    assert (wide.height, wide.points[2].label, chart.height) == (460, "01 Muon", 380)
+    assert chart.title == ("Record time in minutes, on a logarithmic scale, in their order: 45 in"
+                           " 2024, 3.57 in 2024")
+    assert chart.x_ticks == [(34.0, "May 2024"), (199.0, "Oct 2024")]
+    assert [label for _, label in chart.y_ticks] == ["5", "10", "20", "45"]
+    assert [(p.x, p.text.partition(" minutes")[0], p.label, p.place) for p in chart.points] == [
+        (34.0, "00 The baseline · #1, 2024-05-28: 45", "00", (46.0, 32.3, "start")),
+        (116.5, "00b · #2, 2024-06-06: 31.4", "", None),
+        (199.0, "01 Muon · #4, 2024-10-11: 22.3", "01", (211.0, 117.7, "start")),
+        (281.5, "05b, 05c · #15, 2024-12-08: 3.95", "", None),
+        (364.0, "05f · #17, 2024-12-17: 3.57", "", None)]
+
+
+def test_a_short_ladder_names_all_its_milestones():
+    own = load_manifest().of_chain()
+    for number, names in ((3, ["00", "00a", "00b"]), (18, ["00", "01", "03", "04"])):
+        ladder = test_ladder.invented(*(m.id for m in own.milestones[:number]))
+        assert [label for _, label in ladder_chart(ladder, own, 380).x_ticks] == names
 
 
 def test_a_curve_and_the_goal_are_inside_the_picture():

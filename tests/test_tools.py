@@ -1,5 +1,6 @@
 """Tables, pictures and commands. Run: .venv/bin/python -m pytest tests/test_tools.py"""
 
+import json
 import math
 import os
 import re
@@ -289,11 +290,35 @@ def test_check_names_what_is_stale_or_missing_and_writes_nothing(
                  "history/results/encore_finetune.json: [Errno 2]", "01_muon: [Errno 2]"):
         assert f"error: {line}" in seen.err
     assert "predictions.json: e1: the script has changed since it was predicted; make" in seen.err
-    assert "line 1 column 2 (char 1); git restore history/results/tiny.jsonl\n" in seen.err
+    assert "(char 1); git restore history/results/tiny.jsonl\n" in seen.err
+    assert "error: history/results/tiny.jsonl: line 1: Expecting" in seen.err
+    assert seen.err.endswith("\nrun: python tools/make_figures.py\n")
     monkeypatch.setattr("os.fsync", lambda _: os.truncate("", -1))  # any OSError
     with pytest.raises(UserError, match="history/README.md cannot be written"):
         make_figures.main([], root=copy)
     assert snapshot(copy) == before
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_written(copy, capsys, monkeypatch):
+    monkeypatch.setattr(generated, "TABLES", ())
+    monkeypatch.setattr(generated, "PICTURES", ())
+    results, timed = (copy / "history" / "results" / name for name in ("", "prelude_added.json"))
+    for file in (results / "tiny.jsonl", results / "predictions.json", copy / WHY):
+        file.unlink()
+    found = json.loads(timed.read_text(encoding="utf-8"))
+    found["entries"][0]["code"] = "old"
+    timed.write_text(json.dumps(found), encoding="utf-8")
+    (copy / "history" / "measured" / "x.json").write_text("{", encoding="utf-8")
+    assert make_figures.main([], root=copy) == 1
+    seen, again = capsys.readouterr(), "make it again: python tools/make_figures.py"
+    assert seen.out == f"wrote: {WHY}\n" and (copy / WHY).exists()
+    assert seen.err.splitlines() == [f"error: history/{line}" for line in (
+        f"results/tiny.jsonl: the file is missing; {again} --tiny",
+        f"results/predictions.json: the file is missing; {again} --predict",
+        "results/prelude_added.json: p0: the script has changed since it was timed; make it again: "
+        + found["command"],
+        "measured/x.json: Expecting property name enclosed in double quotes: line 1 column 2 "
+        "(char 1)")]
 
 
 def test_unreadable_history_is_an_error_line(copy):
