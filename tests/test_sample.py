@@ -177,7 +177,8 @@ def test_the_context_is_that_of_training_and_has_a_limit(fake):
     assert load_run(run).context == 16
     run = fake()
     save(run, hyperparameters | dict(second_stage_peak=1.5, third_stage_peak=1.7))
-    stages = "    second_stage_peak: float = 1.5\n    third_stage_peak: float = 1.7\n    train_seq_len"
+    stages = ("    second_stage_peak: float = 1.5\n    third_stage_peak: float = 1.7\n"
+              "    train_seq_len")
     (run / "train_gpt.py").write_text(script.replace("    train_seq_len", stages), encoding="utf-8")
     assert load_run(run).context == 48  # the last of three stages has rows three times as long
 

@@ -47,7 +47,6 @@ from speedrun.figures.charts import (
 from speedrun.figures.generated import RESULTS, TINY
 from speedrun.figures.ladder import load_ladder
 from speedrun.history.blocks import FREE, split_blocks
-from speedrun.history.fields import read_fields
 from speedrun.history.gains import own_gain
 from speedrun.history.guide import whys
 from speedrun.history.manifest import REPOSITORY, Figures, load_manifest

@@ -111,8 +111,6 @@ def mark_moved(blocks: Sequence[Sequence[Row]]) -> list[tuple[Row, ...]]:
         places.setdefault(line.text.strip(), []).append(j)
     for i, line in enumerate(gone):
         for j in places.get(line.text.strip(), ()):
-            if line.number in left or came[j].number in right:
-                continue
             size = _run(gone, came, i, j, left, right)
             if sum(map(str.isalnum, "".join(x.text for x in gone[i : i + size]))) >= MOVED:
                 left |= {x.number for x in gone[i : i + size]}
