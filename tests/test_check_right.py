@@ -408,6 +408,19 @@ def test_of_an_error_the_last_line_of_the_script_is_told(tmp_path, monkeypatch):
         assert explain(end) == (said, 0, "")
 
 
+def test_small_steps_are_too_small_for_bfloat16(monkeypatch):
+    from speedrun.check import trace_precision
+    from speedrun.check.trace import Observations
+
+    given, note = [], Observations()
+    monkeypatch.setattr(trace_precision, "run_watched",
+                        lambda _, values, *rest: given.append(values))
+    values = dict(muon_lr=0.64, micro_batch_size=2, seq_len=16, model_dim=24)
+    trace_precision._note_small_steps(None, values, note, "folder")
+    assert given == [dict(values, muon_lr=0.01, bf16=True, train_steps=12, val_loss_every=0,
+                          total_batch_size=32, val_tokens=32)]
+
+
 @pytest.mark.parametrize("text, lines", [
     (None, ["the script's own text is missing"]),
     ("step:1\n", ["the script's own text is missing", "step:1"]),

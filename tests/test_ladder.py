@@ -70,10 +70,11 @@ def test_staleness_is_found():
     ladder.entries[1].code = "another"
     ladder.entries[2].options["train_steps"] = 7
     ladder.entries[3].runs.pop()  # the table shows how many there are
+    ladder.entries[5].options.pop("train_steps")  # so these runs had the script's default
     del ladder.entries[4]
     assert stale_entries(ladder, MANIFEST) == [
         f"{ids[1]}: the script has changed since its runs",
-        f"{ids[2]}: the tiny hyperparameters have changed since its runs"]
+        *(f"{ids[i]}: the tiny hyperparameters have changed since its runs" for i in (2, 5))]
 
 
 def line_of(of, seed, **changes):

@@ -743,6 +743,7 @@ def test_a_file_is_written_and_read(tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     (lambda t: t["failed"].update(muon="OSError: /home/ann/x"), "may say who measured"),
+    (lambda t: t["failed"].update({"/home/ann/x": "no"}), "may say who measured"),
     (lambda t: t["failed"].update(muon=r"C:\Users\ann"), "may say who measured"),
     (lambda t: t["failed"].update(muon="ann@host: no"), "may say who measured"),
     (lambda t: t["failed"].update(muon="no route to 10.1.2.3"), "may say who measured"),

@@ -207,6 +207,9 @@ def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path
         f"micro_batch_size: {fitting} (so that a step divides among all ranks)"][: fitting != 4]
     plan = make_plan("01", scale="tiny", nproc=4, device_batch=2, out=tmp_path / "run")
     assert option(plan, "micro_batch_size") == 2  # as the user chose
+    plan = make_plan("01", scale="tiny", nproc=4, settings=["total_batch_size=2048"],
+                     out=tmp_path / "run")
+    assert option(plan, "micro_batch_size") == 2
     with pytest.raises(UserError, match="total_batch_size=4096 is not a multiple"):
         make_plan("01", scale="tiny", nproc=8, device_batch=4, out=tmp_path / "run")
     too_long = dict(settings=["seq_len=8192"], out=tmp_path / "run")
@@ -742,6 +745,11 @@ def test_a_stopped_run_keeps_its_log(monkeypatch, script, shards, tmp_path):
         execute.run(plan, io.StringIO())
     assert error.value.status == 128 + 15
     assert sorted(file.name for file in plan.out.iterdir()) == ["log.txt", "train_gpt.py"]
+    plan = replace(plan, out=tmp_path / "early")
+    stand_in(monkeypatch, log="no step yet\n", exit_code=-15, signum=signal.SIGTERM)
+    with pytest.raises(UserError, match="stopped by SIGTERM$"):
+        execute.run(plan, io.StringIO())
+    assert not plan.out.exists()
     plan = replace(plan, out=tmp_path / "late")
     monkeypatch.setattr(execute, "run_ranks", lambda *arguments: arguments[-1].give_up("too late"))
     with pytest.raises(UserError, match="^too late$") as error:

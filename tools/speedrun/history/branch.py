@@ -63,10 +63,10 @@ def message(manifest: Manifest, m: Milestone) -> str:
 
 def _commits(milestones, ref, manifest) -> Iterator[bytes]:
     """The commits in the language of git fast-import."""
-    day, clock = BEFORE_RECORDS, 0
+    clock = 0
     for number, m in enumerate(milestones):
-        day = m.date or day
-        authored = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp())
+        day = datetime.fromisoformat(m.date or BEFORE_RECORDS)
+        authored = int(day.replace(tzinfo=UTC).timestamp())
         clock = max(clock + 1, authored)
         yield f"commit {ref}\nauthor {PROJECT} {authored} +0000\n".encode()
         yield f"committer {PROJECT} {clock} +0000\n".encode()
