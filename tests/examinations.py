@@ -49,11 +49,13 @@ def lines_of(seen):
 
 
 def _brief(value):
+    import torch
+
     if isinstance(value, dict):
         return ", ".join(f"{name} {_brief(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
         return " ".join(map(_brief, value))
-    if hasattr(value, "shape"):
+    if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return re.sub(r"(?<![a-z])-?\d[\d.e+-]*|nan|inf", "n", str(value))
 

@@ -42,7 +42,7 @@ FORM = {
     "self.c_qk, self.c_vo = nn.Parameter(pairs), nn.Parameter(weights[2:])":
         "self.weights = nn.Parameter(weights)",
     "        pairs = weights[:2].view(args.num_heads, -1, args.model_dim)"
-    "  # (H, 2D, C): two heads each\n": "",
+    "  # (H, 2D, C): adjacent heads\n": "",
     "self.c_qk.flatten(0, 1)": "self.weights[:2].flatten(0, 1)",
     "self.c_vo[0]": "self.weights[2]", "self.c_vo[1]": "self.weights[3]",
     "        dict(params=[attn.c_qk for attn in attentions], lr_factors=attention_factors),\n": "",

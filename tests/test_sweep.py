@@ -128,4 +128,5 @@ def test_wrong_input_is_one_line(arguments, code, message, monkeypatch, capsys):
         sweep.main()
     said = capsys.readouterr().err or f"error: {ended.value}\n"
     assert said == f"error: {message}\n"
-    assert getattr(ended.value, "status", getattr(ended.value, "code", 0)) == code
+    error = ended.value
+    assert code == (error.status if ended.type is UserError else error.code)
