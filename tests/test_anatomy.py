@@ -154,6 +154,7 @@ def test_a_picture_marks_what_changed():
 
     assert marked("08g") == {"skip 7-11"} and marked(()) == set()
     assert removed(MANIFEST, "09", "08g") == [] and removed(MANIFEST, "08g", "09") == ["skip 7-11"]
+    assert marked(["mlp 1"]) == {"mlp 1"}, "not of layer 10, too"
     assert marked(["mlp 3", "gate"]) == {"mlp 3"} | {f"gate {i}" for i in range(11) if i != 6}
     for changed in (), ["skip 7-11"]:  # the sentence about such arcs is in colour, too
         (sentence,) = [text for text in ElementTree.fromstring(

@@ -461,6 +461,16 @@ def test_train_is_cached(lesson, tmp_path, monkeypatch):
 
 # ---- run_lessons.py ----
 
+def test_pieces_of_text_are_joined_up_to_the_next_picture():
+    from nbformat import v4
+
+    outputs = [v4.new_output("stream", text="a"), v4.new_output("stream", text="b"),
+               v4.new_output("display_data"), v4.new_output("stream", text="c")]
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(outputs=outputs)])
+    run_lessons.clean(notebook)
+    assert [output.get("text") for output in notebook.cells[0].outputs] == ["ab", None, "c"]
+
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):

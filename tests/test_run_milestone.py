@@ -451,6 +451,7 @@ def traceback(words):
     ("usage: train_gpt.py [-h]\ntrain_gpt.py: error: no such name\n",
      "train_gpt.py: error: no such name"),
     ("a warning\nerror: no shards match x\nbye\n", "error: no shards match x"),
+    ("error: a\nerror: b\n", "error: b"),
     ("a warning\nkilled\n\n", "killed"),
     ("", ""),
 ])

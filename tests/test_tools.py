@@ -308,7 +308,8 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_written(copy, capsys, monk
     found = json.loads(timed.read_text(encoding="utf-8"))
     found["entries"][0]["code"] = "old"
     timed.write_text(json.dumps(found), encoding="utf-8")
-    (copy / "history" / "measured" / "x.json").write_text("{", encoding="utf-8")
+    for file in "measured/x.json", "results/prelude_taken_out.json":
+        (copy / "history" / file).write_text("{", encoding="utf-8")
     assert make_figures.main([], root=copy) == 1
     seen, again = capsys.readouterr(), "make it again: python tools/make_figures.py"
     assert seen.out == f"wrote: {WHY}\n" and (copy / WHY).exists()
@@ -317,8 +318,9 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_written(copy, capsys, monk
         f"results/predictions.json: the file is missing; {again} --predict",
         "results/prelude_added.json: p0: the script has changed since it was timed; make it again: "
         + found["command"],
-        "measured/x.json: Expecting property name enclosed in double quotes: line 1 column 2 "
-        "(char 1)")]
+        *(f"{name}.json: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+          for name in ("results/prelude_taken_out", "measured/x")))]
+    assert generated._read_sources(copy)[0].timings is None, "both files, or neither"
 
 
 def test_unreadable_history_is_an_error_line(copy):
