@@ -90,9 +90,10 @@ def test_a_fault_is_one_line(tmp_path, old, new, said):
     file.parent.mkdir()
     file.write_text(GOOD, encoding="utf-8")
     assert load_outside(file).of("01")[0].by_verdict().keys() == {"helps"}
-    file.write_text(GOOD.replace("size =", 'url = "https://arxiv.org/abs/2501.00001"\nsize ='), "utf-8")
+    own = "https://arxiv.org/abs/2501.00001"  # not the setting's
+    file.write_text(GOOD.replace("size =", f'url = "{own}"\nsize ='), encoding="utf-8")
     ((found,),) = load_outside(file).of("01")[0].by_verdict().values()
-    assert (found.who, found.url) == ("S", "https://arxiv.org/abs/2501.00001"), "its own, not the setting's"
+    assert (found.who, found.url) == ("S", own)
     assert old in GOOD
     file.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(said)) as fault:

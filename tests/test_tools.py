@@ -318,8 +318,8 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_written(copy, capsys, monk
         f"results/predictions.json: the file is missing; {again} --predict",
         "results/prelude_added.json: p0: the script has changed since it was timed; make it again: "
         + found["command"],
-        *(f"{name}.json: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
-          for name in ("results/prelude_taken_out", "measured/x")))]
+        *(f"{name}.json: Expecting property name enclosed in double quotes: line 1 column 2"
+          " (char 1)" for name in ("results/prelude_taken_out", "measured/x")))]
     assert generated._read_sources(copy)[0].timings is None, "both files, or neither"
 
 
