@@ -569,7 +569,7 @@ class Clock:
         self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
-    def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
+    def elapsed_ms(self):  # does not wait for the device: exact only right after synchronize()
         return 1000 * (time.perf_counter() - self.start_time)
 
     @contextmanager

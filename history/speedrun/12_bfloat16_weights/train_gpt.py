@@ -120,7 +120,7 @@ class Hyperparameters:
     momentum_cooldown_steps: int = 50  # last steps, in which momentum returns to its start
     window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_end: int = 1664  # after scheduled_steps; in the last validation only S and YaRN use it
+    window_end: int = 1664  # after scheduled_steps; in the last validation L uses long_window_end
     long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
@@ -892,7 +892,7 @@ class Clock:
         self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
-    def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
+    def elapsed_ms(self):  # does not wait for the device: exact only right after synchronize()
         return 1000 * (time.perf_counter() - self.start_time)
 
     @contextmanager

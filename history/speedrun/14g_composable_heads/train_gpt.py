@@ -136,7 +136,7 @@ class Hyperparameters:
     momentum_cooldown_steps: int = 50  # last steps, in which momentum returns to its start
     window_start: int = 384  # previous tokens that L layers see in the first stage
     window_growth: int = 512  # tokens added in each further stage
-    window_end: int = 1664  # after scheduled_steps; in the last validation only S and YaRN use it
+    window_end: int = 1664  # after scheduled_steps; in the last validation L uses long_window_end
     long_window_end: int = 2560  # window of L layers in the last validation
     tile_size: int = 128  # the record's unit of windows; S = half a window, rounded down to tiles
     # run
@@ -647,7 +647,7 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, extra_values, c, mask, document_ids):  # c: coefficients by name
         B, T, C = x.shape
-        qk = F.linear(x, self.c_qk.flatten(0, 1))  # without c["value"]: norm would cancel it
+        qk = F.linear(x, self.c_qk.flatten(0, 1))  # no factor, unlike v below: norm would cancel it
         q, k = qk.view(B, T, 2, self.num_heads, -1).unbind(2)  # (B, T, H, D)
         v = F.linear(x, c["value"] * self.c_vo[0]).view_as(q)
         if extra_values is not None:
@@ -769,7 +769,7 @@ class CoefficientNet(nn.Module):
         self.c_fc = nn.Parameter(torch.empty(args.coefficient_dim, args.model_dim))
         init_uniform(self.c_fc, 3 ** -0.5)  # within 1 / sqrt(model_dim)
         self.c_proj = nn.Parameter(torch.zeros(len(initial), args.coefficient_dim))
-        # In bfloat16 Adam's steps are lost: spacing 1/64 at 2.5 (0.25 / 0.1), 1/8 at 20 (2 / 0.1).
+        # bfloat16 biases of 2.5 (0.25 / 0.1) and 20 (2 / 0.1) never move: spacing 1/64 and 1/8.
         self.bias = nn.Parameter(initial / scale)
 
     def forward(self, x, scale):
@@ -956,7 +956,7 @@ class GPT(nn.Module):
         L, width = len(self.blocks), len(self.layer_init)
         rows = self.scalars[: width * L].view(L, width)
         layers = [dict(zip(self.layer_init, row, strict=True)) for row in rows]
-        # Unread, as in the record: LastBlock's but value, output; without attention, all but *_mlp.
+        # As in the record some go unread: LastBlock reads value, output; without attention, *_mlp.
         for i, c in enumerate(layers):
             c["keep_attn"], c["keep_mlp"] = self.keep_weights[i]
             c["add_attn"], c["add_mlp"] = self.add_weights[i]
@@ -1241,7 +1241,7 @@ class Clock:
         self.synchronize()  # waits for the device to finish all queued work
         self.start_time = time.perf_counter() - elapsed_ms / 1000
 
-    def elapsed_ms(self):  # does not wait for the device: exact only right after a pause
+    def elapsed_ms(self):  # does not wait for the device: exact only right after synchronize()
         return 1000 * (time.perf_counter() - self.start_time)
 
     @contextmanager
