@@ -914,7 +914,7 @@ def test_a_share_of_random_weights_may_be_off_by_its_sampling_error(level, error
 
     even, zero = torch.linspace(0, 1, 10_001), torch.zeros(10_001)
     for share, is_told in (0.97, False), (1.03, True):
-        there = level + sign * share * error  # so many are below what `level` should be below
+        there = level + sign * share * error  # this share is below what `level` should be below
         seen = torch.where(even < there, even * level / there,
                            1 - (1 - even) * (1 - level) / (1 - there))
         found = differences({"init": ["spread", {"w": even, "0": zero}, {"w": 4096, "0": 4096}]},

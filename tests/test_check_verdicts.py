@@ -113,13 +113,13 @@ def test_blocks_of_one_symptom_are_tried_together_though_neither_calls_the_other
         "a": ("float32", ""), "b": (None, ""), "c": (None, "")}
 
 
-CALLS = dict(a="1", b="a()", c="b()", d="1", e="1")  # five functions, of which three are neighbours
+CALLS = dict(a="1", b="a()", c="b()", d="1", e="1")  # five functions; three are neighbours
 
 
 def named_together(fit, stop):
-    """The blocks that are wrong, those that are named together as one text, of five functions all
-    of which are the learner's. fit: what shows nothing if it alone is looked at; stop: what stops
-    the script then; else numbers differ."""
+    """The blocks that are wrong, those that are named together as one text, of five functions,
+    all the learner's. fit: what shows nothing if it alone is looked at; stop: what stops the script
+    then; else numbers differ."""
     def test(groups):
         return [None if "".join(names) in fit else (Deviation(
             "a loss", "1", "it stops: x" if "".join(names) in stop else "3"), "model", {})

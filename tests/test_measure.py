@@ -517,7 +517,7 @@ def test_a_share_waits_for_its_turn(answer, status, tmp_path, monkeypatch, capsy
     assert module.seen == [250] * (share.FIRST + share.ALONE + 12), "held, and ended"
     assert timed | {"paths": ""} == {
         "event": "timed", "step_ms": [1000, 1100, 1200, 1300, 1400, 1500], "paths": "", "graphs": 3,
-        "breaks": 1, "compile_s": 65}  # 90 s, of which 20 steps of 1.25 s are not compilation
+        "breaks": 1, "compile_s": 65}  # 90 s less 20 steps of 1.25 s
 
 
 def test_a_share_of_a_script_is_timed(shards, tmp_path):

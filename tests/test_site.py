@@ -624,7 +624,7 @@ def test_a_curve_beside_its_parents(tmp_path):
         texts=[(44, 11, "validation loss over tokens"), (48, 275.8, "3.28")])
     narrow = curve_chart(own, parent, 380)
     assert (narrow.height, narrow.x_ticks) == (260, [(44.0, "0"), (204.0, "2B"), (364.0, "4B")])
-    script = tmp_path / "00b_rotary" / "train_gpt.py"  # of which no tokens are known
+    script = tmp_path / "00b_rotary" / "train_gpt.py"  # its tokens are not known
     script.parent.mkdir()
     script.write_text("class Hyperparameters:\n    train_steps: int = 4000\n", encoding="utf-8")
     parent = replace(parent, own=Figures(), script=script, curve=((2000, 3.9), (4000, 3.5)))
