@@ -1080,6 +1080,22 @@ def test_watch_waits_for_a_file_that_is_being_replaced(script, answers, monkeypa
     assert answers[1] == ["01", "01"]
 
 
+def test_watch_sees_what_changes_while_it_checks(script, monkeypatch):
+    checks = []
+
+    def check_once(learner, *_):
+        checks.append(learner.script.read_text())
+        learner.script.write_text("x" * min(len(checks), 3))
+
+    def sleep(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "check_once", check_once)
+    monkeypatch.setattr(commands.time, "sleep", sleep)
+    commands.watch(learner_of(script)[0], MANIFEST.get("01"), 1)
+    assert checks[1:] == ["x", "xx", "xxx"]
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_checks_too(signum, script, tmp_path, start):
     pid, temporary = tmp_path / "pid", tmp_path / "tmp"

@@ -708,6 +708,8 @@ def test_white_space_without_end_is_encoded(tmp_path, monkeypatch):
         pieces = list(fineweb.without_long_space(text))
         assert "".join(pieces) == text and all(pieces) or pieces == [""]
         assert max(map(len, re.findall(r"\s*", "|".join(pieces)))) <= fineweb.LONGEST_SPACE
+    words = "x" * fineweb.LONGEST_SPACE + "  y"
+    assert list(fineweb.without_long_space(words)) == [words]
     gpt2 = pytest.importorskip("tiktoken").Encoding(
         "bytes", pat_str=r"\s+(?!\S)|\s+|\S+", mergeable_ranks={bytes([i]): i for i in range(256)},
         special_tokens={"<|endoftext|>": 256})

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ import shards as shard_files
 from snapshots import MILESTONES, handles
 from speedrun.doctor import checks
 from speedrun.doctor.checks import NEEDED, REQUIREMENTS, pins
-from speedrun.doctor.report import Finding
+from speedrun.doctor.report import Finding, Report
 from speedrun.history import manifest
 from speedrun.history.blocks import statements
 from speedrun.history.manifest import REPOSITORY, load_manifest
@@ -217,10 +218,11 @@ def test_an_rtx_4090(computer, report, capsys):
     assert "run_milestone.py 01 --nproc 1" in checks_of["GPU"]["do"]
 
 
-def test_a_gpu_without_shards_is_told_to_fetch_them(computer, report):
-    computer.has_gpus(H100, shards=(0, 0, False))
+@pytest.mark.parametrize("shards", [(0, 0), (5, 0), (4, 1)])
+def test_a_gpu_without_shards_is_told_to_fetch_them(computer, report, shards):
+    computer.has_gpus(H100, shards=(*shards, False))
     code, lines = report()
-    assert code == 0 and lines["all"]["scale"] == "tiny"
+    assert code == 0 and lines["all"]["scale"] == ("record" if all(shards) else "tiny")
     assert lines["FineWeb"]["status"] == "note"
     assert lines["FineWeb"]["do"] == "python data/cached_fineweb10B.py 5"
 
@@ -476,6 +478,15 @@ def test_a_whole_report(computer, monkeypatch, capsys, report):
     computer.patch(checks, "computer_check", lambda: Finding("CPU", "ok", "2 cores"))
     assert doctor.main(["--all"]) == (report == ON_GPUS)
     assert capsys.readouterr().out.split() == report.split()
+
+
+def test_a_brief_report_has_a_line_for_each_status():
+    lines = [Finding(str(at), status, f"is {at}", status and f"do {at}")
+             for at, status in enumerate(["fix", "note", "none", "ok", "fix", "none"])]
+    brief = Report("tiny", lines, lines).brief
+    assert brief == [*lines[:2], *lines[3:5], *(
+        replace(lines[at], name="milestones", text=f"{count} in all chains; the first, {at}: is {at}")
+        for count, at in ((1, 3), (2, 2), (1, 1), (2, 0)))]
 
 
 def test_the_report_is_one_screen(computer, monkeypatch, capsys):

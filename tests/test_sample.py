@@ -363,9 +363,9 @@ def chat(untrained, monkeypatch, text_of):
 
 
 def test_a_conversation(chat):
-    asked, out, err = chat(b"hi\n\n  \nyo\n", [[*b"two", 259, 9]] * 2)
+    asked, out, err = chat(b"hi\n\n  \n\tyo \r\n", [[*b"two", 259, 9]] * 2)
     first = [256, 257, *b"hi", 258]
-    assert asked == [(first, 260), ([*first, *b"two", 259, 257, *b"yo", 258], 260)]
+    assert asked == [(first, 260), ([*first, *b"two", 259, 257, *b"\tyo ", 258], 260)]
     assert out == "two\ntwo\n" and "cut" not in err
 
 

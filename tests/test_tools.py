@@ -20,6 +20,7 @@ from speedrun.history.manifest import REPOSITORY, ManifestError, load_manifest
 from speedrun.history.predictions import load_predictions
 from speedrun.history.records import load_records
 from speedrun.run.data import FINEWEB_SHARD_TOKENS, shards_read, steps_by_shard
+from speedrun.scripts import find
 from speedrun.scripts.find import code_hash
 from test_ladder import line_of
 
@@ -327,6 +328,24 @@ def test_unreadable_history_is_an_error_line(copy):
     (copy / "history" / "speedrun" / "01_muon" / "milestone.toml").write_text("x = 3\n", "utf-8")
     with pytest.raises(ManifestError, match='01_muon/milestone.toml: unknown key "x"'):
         make_figures.main(["--check"], root=copy)
+
+
+def test_what_milestone_a_script_is(manifest, tmp_path):
+    """One is known by its file, whatever the path; others by their hyperparameters, then by what
+    they define."""
+    milestone = manifest.get("09")
+    script, link = milestone.script, tmp_path / "link.py"
+    link.symlink_to(script)
+    for path in (link, script.parent / ".." / script.parent.name / script.name):
+        assert find.find_script(str(path)).milestone == milestone
+    text = script.read_text("utf-8")
+    (other := tmp_path / "other.py").write_text(text.replace("def main(", "def my_main("), "utf-8")
+    found = find.find_script(str(other))
+    assert (found.milestone, found.tiny_of) == (None, milestone)
+    fields = re.search(r"^@dataclass.*?^class Hyperparameters:.*?(?=^\S)", text, re.M | re.S)[0]
+    other.write_text(f"from dataclasses import dataclass\n\n{fields}", "utf-8")
+    same = find.nearest_milestone(other, manifest)
+    assert find.default_hyperparameters(same.script) == find.default_hyperparameters(script)
 
 
 def test_a_hash_of_code_that_every_python_makes(tmp_path):
