@@ -9,7 +9,7 @@ import pytest
 
 from snapshots import MILESTONES, SCRIPTS, by_id
 from speedrun.diff.difference import find_difference
-from speedrun.history.blocks import FREE, changed_blocks, split_blocks
+from speedrun.history.blocks import FREE, changed_blocks, section, split_blocks
 from speedrun.history.manifest import REPOSITORY, load_manifest
 
 CHILDREN = [milestone for milestone in SCRIPTS if milestone.parent]
@@ -106,6 +106,8 @@ def test_blocks_of_a_script():
     assert blocks["step"].text.startswith("# Above the function,\n# two lines.\n@decorated")
     assert blocks["main"].text.splitlines()[2] == "    # within a block"
     assert blocks["LIMIT"].line == 17
+    text = EXAMPLE.replace("LIMIT: int", "# ---------- Training ----------\n\nLIMIT: int")
+    assert section(text, "Optimizer") == {"step": blocks["step"].text}
 
 
 def test_every_line_belongs_to_one_block():

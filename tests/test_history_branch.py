@@ -81,6 +81,7 @@ def test_a_message_has_the_idea_the_gain_and_the_reasons(clone, monkeypatch):
                     "GPT: Because.\n") and len(gain_lines(MANIFEST, m)) > 1
     assert m.idea in git(clone, "log", "--format=%B", "--grep", "^13d ", "history", "--")
     assert "Part of record #9 by" in message(MANIFEST, MANIFEST.get("03b"))
+    assert "\n\nRecord #24, #32 by" in message(MANIFEST, MANIFEST.get("06f"))  # all of the first
 
 
 def test_blame_names_the_milestone_of_a_line(clone):

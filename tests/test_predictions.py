@@ -154,8 +154,8 @@ def test_the_time_of_a_run_is_its_arithmetic_by_a_share_of_the_peak(monkeypatch)
         train_steps=100, total_batch_size=1_652_000, num_layers=2))
     time = predict_time(script, CARDS["4090"], 2, {}, 0.5)  # 165.2 TFLOP/s
     assert (time.step_s, time.run_s) == (pytest.approx(20.0), pytest.approx(2000.0))
-    assert predict_time(script, CARDS["4090"], 1, {"num_layers": 1}, 0.5).step_s == (
-        pytest.approx(20.0))
+    half = predict_time(script, CARDS["4090"], 1, {"num_layers": 1, "train_steps": 7}, 0.5)
+    assert (half.step_s, half.run_s) == (pytest.approx(20.0), pytest.approx(140.0))
     lines = to_text("x", CARDS["4090"], 2, STEP, STEP, time).splitlines()
     one, two = (line for line in lines if line.startswith("time  "))
     assert "a step 20.0 s, the run 33.3 min" in one and one.endswith("if each GPU reaches 50%")

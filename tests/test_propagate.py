@@ -39,6 +39,9 @@ def test_a_repair_is_found_and_carried():
     assert carry(repair, text) == (ALREADY, text)
     for other in (OLD.replace("return x", "return -x"), OLD.replace("def f", "def h")):
         assert carry(repair, other) == (DIFFERS, other)
+    longer = OLD.replace("return x", "return x\n    print()")
+    (shorter,) = repairs(longer, OLD, [])  # what is new is a part of what was there
+    assert carry(shorter, longer) == (CARRIED, OLD)
 
 
 @pytest.mark.parametrize("before, after, wanted, message", [
