@@ -104,7 +104,7 @@ def trace(module: ModuleType, name: str = "") -> Anatomy:
         skips=tracer.skips(), subtracted=tracer.subtracted(),
         tables=tuple(sorted(tracer.tables - handles.STREAMS.keys())),
         learned_positions="pos_embed" in tracer.tables,
-        tied=model.embed.weight is model.lm_head.weight or "lm_head" in tracer.tables,
+        tied=model.embed.weight is model.lm_head.weight,
         smear=any("smear" in source for source in tracer.used["block 0"]),
         rotating=tracer.rotating, qk_norm=tracer.qk_norm, norm=tracer.norm,
         activation=tracer.activation,
