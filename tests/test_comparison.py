@@ -193,6 +193,8 @@ def test_p_is_told_only_against_a_fixed_target():
     assert notes(fixed)[-1] == ("p: one-sided t-test, the chance of such losses if their true mean"
                                 " were the target")
     assert scores(Comparison([one], 3.2, "the final loss of a"))[0].p_value is None
+    diverged = entry("a", *curves, [(0, 6.0), (100, math.nan)])
+    assert scores(Comparison([diverged], 3.2, "as asked"))[0].p_value is None
 
 
 def test_csv_and_markdown():

@@ -23,7 +23,7 @@ from speedrun.run.fit_batch import fit_micro_batch, trial_options
 from speedrun.run.log import read_log
 from speedrun.run.plan import AUTO, Nodes, make_plan
 from speedrun.run.preflight import check_values
-from speedrun.scripts.sizes import fitting, length_names, micro_batches, trial_sizes
+from speedrun.scripts.sizes import fitting, length_names, micro_batches, trial_sizes, whole
 from test_predictions import invented
 
 GPU = "NVIDIA Simulated"
@@ -40,6 +40,11 @@ GPU = "NVIDIA Simulated"
 def test_micro_batches_divide_a_step_and_a_validation(batch, val_tokens, world_size, sizes):
     hyperparameters = dict(total_batch_size=batch, val_tokens=val_tokens, seq_len=100)
     assert micro_batches(hyperparameters, world_size) == sizes
+
+
+def test_whole_numbers():
+    values = (7, "1_000", "2.5", "x", None, -1, True)
+    assert [whole(value) for value in values] == [7, 1000] + [None] * 5
 
 
 def test_training_and_validation_may_have_lengths_of_their_own():

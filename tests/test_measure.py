@@ -545,6 +545,7 @@ def test_a_share_of_a_script_is_timed(shards, tmp_path):
     (["--measure", "--only", "e0"], 2, "--only e0: finetune.py does not train on shards"),
     (["--measure", "--minutes", "0"], 2, "--minutes: 0 is not a whole number from 1 on"),
     (["01", "--minutes", "3"], 2, "name something to compare, or measure"),
+    (["01", "--no-share"], 2, "name something to compare, or measure"),
     (["--measure", "--share", "--nproc", "8"], 2, "--share is one rank's; leave --nproc 8 out"),
 ])
 def test_wrong_input_is_one_line(arguments, code, message, monkeypatch, capsys, tmp_path):

@@ -831,6 +831,7 @@ def test_a_run_that_does_not_end_after_its_last_step_is_told(
             time.sleep(0.2 * told)
             assert "was the last" not in stream.getvalue()  # a validation may take long
             show("step:2/2 val_loss:5.0000 train_time:9ms step_avg:9ms")
+            show("its last words")
             time.sleep(0.2 * told)
         time.sleep(0.6 * (not told))
         assert (f"step 2 was the last, but the script has not ended {patience} s later; Ctrl-C "
