@@ -800,6 +800,8 @@ def test_measured_stands_beside_official_and_predicted():
                         " 60 steps on tokens of FineWeb. Failed: tile_mask: no.")
     assert below[1] == ("**1 x RTX 4090**: PyTorch 2.13.0, NCCL 2.27, clocks up to 2520 MHz,"
                         " 60 steps on tokens of FineWeb. Failed: Triton: off; tile_mask: no.")
+    slow.failed[THIRD.slug] = "no"
+    assert [line[0] for line in rows(slow)[0][2:]] == [FIRST.name, SECOND.name, THIRD.name]
     assert rates([a_measurement()], "tile_mask", 1) == NOT_YET
     share = a_measurement(machine=replace(slow.machine, share=8))
     assert rates([a_measurement(), share], "muon", 524_288) == (
@@ -809,6 +811,7 @@ def test_measured_stands_beside_official_and_predicted():
 
 @pytest.mark.parametrize("id, ranks, share, micro, gib", [
     ("01", 8, None, 64, 33), ("01", 4, None, 64, 34 - 8 / 7 * 3 / 4), ("01", 1, None, 32, 18),
+    ("01", 4, None, 32, 18 - 8 / 7 * 3 / 4),
     ("01", 1, 8, 64, 34), ("12c", 1, 8, 1, 2 + 8 * 2 / 3),
 ])
 def test_a_peak_is_predicted_for_the_number_of_ranks(id, ranks, share, micro, gib):

@@ -78,7 +78,7 @@ def test_a_why_that_has_not_its_form_is_refused(tmp_path):
     milestone = SimpleNamespace(folder=tmp_path)
     assert load_why(milestone) is None
     for text in ("A text.\n", "![shown](why.svg)\n", "A text.\n![shown](why.svg)\n",
-                 "A text.\n\n![shown](other.svg)\n"):
+                 "A text.\n\n![shown](other.svg)\n", "A text.\n\n![shown](why.svg)\nMore.\n"):
         (tmp_path / "why.md").write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=r"why.md: it should be a text, an empty line and"):
             load_why(milestone)
