@@ -110,6 +110,11 @@ def test_other_chains_have_branches_of_their_own(clone, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["history_branch.py", "--chain", "none"])
     with pytest.raises(UserError, match="^there is no chain none; one of speedrun, "):
         history_branch.main()
+    made = []
+    monkeypatch.setattr("speedrun.history.branch.write_branch",
+                        lambda _, chain, branch, root: made.append((chain, branch)) or 1)
+    monkeypatch.setattr(sys, "argv", ["history_branch.py", "--chain", CHAIN[0].chain])
+    assert history_branch.main() == 0 and made == [(CHAIN[0].chain, "history")]
     for chain in {m.chain for m in MILESTONES} - {CHAIN[0].chain}:
         ended = subprocess.run(
             [sys.executable, "tools/history_branch.py", "--chain", chain], cwd=clone,

@@ -84,12 +84,16 @@ def test_a_why_that_has_not_its_form_is_refused(tmp_path):
             load_why(milestone)
 
 
-def test_a_number_that_the_lesson_does_not_print_is_refused():
+def test_a_number_that_the_lesson_does_not_print_is_refused(tmp_path):
     picture = why.Picture(RACE.get("01"), REPOSITORY)
     with pytest.raises(ValueError, match="01_muon.ipynb prints nothing like sixty-four"):
         picture.printed("sixty-four (of)")
     with pytest.raises(ValueError, match=r"01_muon.ipynb prints \d+ different texts like"):
         picture.printed(r"(\d)")
+    notebook = tmp_path / "x.ipynb"
+    outputs = [{"text": ["a 1\n", "b"]}, {"data": {"text/plain": ["c 2"]}}, {"data": {}}]
+    notebook.write_text(json.dumps({"cells": [{}, {"outputs": outputs}]}), encoding="utf-8")
+    assert why.printed(notebook) == "a 1\nb\nc 2\n"
     nobody = SimpleNamespace(folder=REPOSITORY / "history", name="00_nobody")
     with pytest.raises(UserError, match="history/why.py: the file is missing"):
         why.draw(nobody, REPOSITORY)
