@@ -35,16 +35,22 @@ def edited(id, *edits):
     return text
 
 
+# Kinds of what is the same on every machine, but for what depends on memory, threads and chance.
+EXACT = ("fact", "same", "in common", "as precise", "at most", "at least")
+DEPENDS = re.compile("^batches|^bytes (that are read|of memory)|uneven|once$")
+
+
 def lines_of(seen):
     """A line for each observation of a job: what it is of, its kind, how closely scripts are held
-    to it, and its value without numbers, which other machines give otherwise."""
+    to it, and its value, without numbers where other machines give others."""
     lines = []
     for what, (kind, *rest) in seen.items():
         value, within = rest if len(rest) == 2 else (rest, 0.0)
         if kind == "log":  # without versions and names of fields
             value = [line for line in value if not line.startswith(("environment", "hyperpar"))]
         within = "" if isinstance(within, dict) else f"{np.atleast_1d(within).round(9).tolist()}"
-        lines.append(f"{what} | {kind} | {within} | {_brief(value)}\n")
+        shown = value if kind in EXACT and not DEPENDS.search(what) else _brief(value)
+        lines.append(f"{what} | {kind} | {within} | {shown}\n")
     return "".join(lines)
 
 
