@@ -493,6 +493,8 @@ def test_steps_are_the_diffs_one_by_one():
     blocks = diff("03b", "04", "--steps", "--blocks", "muon_momentum", "Linear").stdout
     assert re.findall("── (.*) added", blocks) == ["muon_momentum ", "Linear "]
     assert blocks.count("── ") == 2  # each at its step, where the other is not changed or not there
+    between = diff("05l", "05r", "--steps", "--stat", "--blocks", "aligned_rows").stdout
+    assert re.findall("  aligned_rows  (added|removed)", between) == ["added", "removed"]
     refused = diff("04", "03c", "--steps")
     assert refused.returncode == 2 and refused.stderr.endswith(
         "04_skip_connections is not an ancestor of 03c_momentum_warmup; swap them\n")
@@ -943,6 +945,7 @@ def test_nothing_to_show_is_said(files):
     (["03", "04", "--train-steps", "2"], 2, "--train-steps goes with --time"),
     (["03", "04", "--steps", "--time"], 2, "--steps prints; it goes with neither --html nor --tim"),
     (["03", "04", "--steps", "--html", "x.html"], 2, "--steps prints; it goes with neither --html"),
+    (["03", "04", "--steps", "--blocks", "GPT", "GTP"], 1, 'called "GTP"; did you mean GPT?'),
     (["03", "04", "--scale", "tiny"], 2, "--scale goes with --time"),
     (["03", "04", "--html", "none/x.HTML"], 1, "/none\n"),
     (["--html", "b.py", "04"], 1, "--html b.py: the file's name must end in .html"),

@@ -17,6 +17,7 @@ import matplotlib
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellTimeoutError
 
 import open_lessons
 import run_lessons
@@ -544,6 +545,13 @@ def test_a_notebook_is_written_whole_and_not_over_an_edit(folder, monkeypatch, c
         with pytest.raises(run_lessons.UserError, match="01.ipynb cannot be written: full"):
             run()
     assert path.read_bytes() == before and len(list(path.parent.iterdir())) == 1
+
+    def late(client):
+        raise CellTimeoutError(f"after {client.timeout} seconds\nthe cell")
+
+    monkeypatch.setattr(run_lessons, "execute", late)
+    assert run() == 1 and path.read_bytes() == before
+    assert capsys.readouterr().err == "01.ipynb failed: after 180 seconds\n"
     edited = before + b"\n"
     monkeypatch.setattr(run_lessons, "execute", lambda client: path.write_bytes(edited))
     assert run() == 1 and path.read_bytes() == edited
