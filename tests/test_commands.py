@@ -173,6 +173,22 @@ def test_how_a_command_ends(error, status, message, tmp_path, monkeypatch, capsy
     assert called == [{"needed": ("torch",)}, (signal.SIGINT, signal.SIG_IGN)]
 
 
+@pytest.mark.parametrize("command, library", [
+    ("make_figures", "speedrun.figures.generated.update"),
+    ("make_site", "speedrun.site.build.build")])
+def test_a_fault_in_the_history_is_one_line(command, library, monkeypatch, capsys):
+    def fail(*_):
+        raise ValueError("x.toml: there is no milestone 0O")
+
+    monkeypatch.setattr(library, fail)
+    monkeypatch.setattr(sys, "argv", [command])
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # Ctrl-C goes on ending the tests
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(REPOSITORY / "tools" / f"{command}.py"), run_name="__main__")
+    said = capsys.readouterr().err
+    assert (ended.value.code, said) == (1, "error: x.toml: there is no milestone 0O\n")
+
+
 def test_an_error_of_the_program_has_its_traceback(capsys):
     speedrun._end(ValueError, ValueError("a fault"), None)
     assert capsys.readouterr().err == "ValueError: a fault\n"

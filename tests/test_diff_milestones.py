@@ -179,7 +179,8 @@ def test_words_about_the_code_are_told_as_such(old, new, word):
 
 def test_code_is_never_called_words():
     for old, new in (("total += value", 'total += "value"'),
-                     ("    return total", "        return total")):
+                     ("    return total", "        return total"), (LEFT, ""),
+                     ("class Pair:", "class Pair:\n    def none(self):\n        pass\n")):
         (change,) = changes(replaced(old, new)).values()
         assert change.words == () and marked(change)
     assert classify("class A:", "class A(B):") == {CODE}  # a head by itself is no statement
@@ -489,8 +490,11 @@ def test_steps_are_the_diffs_one_by_one():
         alone = diff(a, b).stdout
         assert alone in shown and alone.count("\n") > 10
     assert len(re.findall("^─{10,}$", shown, re.M)) == 3
-    blocks = diff("03c", "04", "--steps", "--blocks", "Linear").stdout
-    assert blocks.count("── ") == 1 and "── Linear" in blocks
+    blocks = diff("03b", "04", "--steps", "--blocks", "muon_momentum", "Linear").stdout
+    assert re.findall("── (.*) added", blocks) == ["muon_momentum ", "Linear "]
+    assert blocks.count("── ") == 2  # each at its step, where the other is not changed or not there
+    between = diff("05l", "05r", "--steps", "--stat", "--blocks", "aligned_rows").stdout
+    assert re.findall("  aligned_rows  (added|removed)", between) == ["added", "removed"]
     refused = diff("04", "03c", "--steps")
     assert refused.returncode == 2 and refused.stderr.endswith(
         "04_skip_connections is not an ancestor of 03c_momentum_warmup; swap them\n")
@@ -941,6 +945,7 @@ def test_nothing_to_show_is_said(files):
     (["03", "04", "--train-steps", "2"], 2, "--train-steps goes with --time"),
     (["03", "04", "--steps", "--time"], 2, "--steps prints; it goes with neither --html nor --tim"),
     (["03", "04", "--steps", "--html", "x.html"], 2, "--steps prints; it goes with neither --html"),
+    (["03", "04", "--steps", "--blocks", "GPT", "GTP"], 1, 'called "GTP"; did you mean GPT?'),
     (["03", "04", "--scale", "tiny"], 2, "--scale goes with --time"),
     (["03", "04", "--html", "none/x.HTML"], 1, "/none\n"),
     (["--html", "b.py", "04"], 1, "--html b.py: the file's name must end in .html"),

@@ -17,6 +17,7 @@ import matplotlib
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellTimeoutError
 
 import open_lessons
 import run_lessons
@@ -525,7 +526,8 @@ def test_a_notebook_that_fails_is_one_line_and_keeps_its_outputs(folder, capsys)
     before = [path.read_bytes() for path in paths]
     good = write("07_good.ipynb", "1")
     good.write_text(good.read_text("utf-8").replace('"kernelspec"', '"no_spec"'), "utf-8")
-    assert run() == 1
+    kinds = ("01", "02"), ("03", "04", "05"), ("06", "07")  # each fails by itself
+    assert [run(*names) for names in kinds] == [1, 1, 1]
     assert [path.read_bytes() for path in paths] == before
     seen = capsys.readouterr()
     for line, (name, said) in zip(seen.err.splitlines(), faults.items(), strict=True):
@@ -543,6 +545,13 @@ def test_a_notebook_is_written_whole_and_not_over_an_edit(folder, monkeypatch, c
         with pytest.raises(run_lessons.UserError, match="01.ipynb cannot be written: full"):
             run()
     assert path.read_bytes() == before and len(list(path.parent.iterdir())) == 1
+
+    def late(client):
+        raise CellTimeoutError(f"after {client.timeout} seconds\nthe cell")
+
+    monkeypatch.setattr(run_lessons, "execute", late)
+    assert run() == 1 and path.read_bytes() == before
+    assert capsys.readouterr().err == "01.ipynb failed: after 180 seconds\n"
     edited = before + b"\n"
     monkeypatch.setattr(run_lessons, "execute", lambda client: path.write_bytes(edited))
     assert run() == 1 and path.read_bytes() == edited

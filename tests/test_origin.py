@@ -228,6 +228,8 @@ def test_life_shows_each_version_and_its_idea():
     (["09", "--life", "GPT"], "--life takes no milestone, and only the options --stat"),
     (["--life", "GPT", "--time"], "--life takes one block, and only the options --stat"),
     (["04", "--origin", "--steps"], "--origin takes one milestone, and only the options --stat"),
+    (["04", "--origin", "--blocks", "GPT"], "--origin takes one milestone, and only the options"),
+    (["04", "--origin", "--full"], "--origin takes one milestone, and only the options --stat"),
     (["--life", ""], "--life: the block's name is empty"),
     (["--origin"], "name a milestone"),
     (["--origin", "--life", "GPT"], "not allowed with argument"),

@@ -64,8 +64,8 @@ from speedrun.site.lessons import (
     make_lesson,
 )
 from speedrun.site.models import compared_with, drawn, has_picture, in_page
-from speedrun.site.pages import MOST, TEXTS, Site, span_of
-from speedrun.site.search import BEST, _plain, load_terms
+from speedrun.site.pages import MOST, TEXTS, Site, clone_address, span_of
+from speedrun.site.search import BEST, _plain, load_terms, search_index
 from speedrun.site.text import make_html, section, section_at, without_unmeasured
 from speedrun.site.threads import passages_with, shown_steps
 
@@ -426,13 +426,13 @@ def test_a_build_that_fails_leaves_the_site_that_was_there(small, tmp_path, monk
 
 def test_blocks_that_differ_in_case_alone_have_two_pages(small):
     site = Site(small)
-    site.lives = dict.fromkeys(["Muon", "muon", "a, b", "a b", "heading: Model"], [])
-    paths = [path.lower() for path in site.block_paths.values()]
-    assert len(set(paths)) == len(paths) == 5
-    assert all(re.fullmatch(r"blocks/[\w-]+\.html", path) for path in paths)
-    site.lives |= {"muon": [*range(MOST)], "a b": [*range(2 * MOST + 1)]}
-    assert [len(versions) for _, versions in site.parts("muon")] == [MOST]
-    assert [(path.partition(".")[2], len(versions)) for path, versions in site.parts("a b")] == [
+    names = "AdamW", "Adamw", "A, b", "A b", "heading: Model", "é", "y" * 70
+    site.lives = dict.fromkeys(names, [])
+    assert [*site.block_paths.values()] == [f"blocks/{name}.html" for name in (
+        "AdamW", "Adamw-1", "A-b", "A-b-3", "heading-Model", "block", "y" * 60)]
+    site.lives |= {"Adamw": [*range(MOST)], "A b": [*range(2 * MOST + 1)]}
+    assert [len(versions) for _, versions in site.parts("Adamw")] == [MOST]
+    assert [(path.partition(".")[2], len(versions)) for path, versions in site.parts("A b")] == [
         ("html", 11), ("2.html", 11), ("3.html", 11)]  # evenly
     ids = dict(c="a2", d="b1", e="b3", f="b7")
     assert span_of([SimpleNamespace(milestone=SimpleNamespace(chain=id[0], id=id))
@@ -506,7 +506,15 @@ def test_pages_are_given_what_they_show(monkeypatch):
     monkeypatch.setattr("speedrun.site.pages.claims_of", lambda path, id, is_own: [
         Claim(f"{path.stem} {id} {is_own}", [], [], {"a.png": b"x"})])
     assert [site._claims(get(id))[0].text for id in ("01", "03b")] == [
-        "01_muon 01 True", "04_skip_connections 03b False"] and site.files["a.png"] == b"x"
+        "01_muon 01 True", "04_skip_connections 03b False"]
+    assert [*site.files] == ["speedrun/skip_connections/why.svg", "a.png"]
+    assert [figure.name for figure in site._figures(get("10"), get("09"))] == [
+        "steps", "tokens", "parameters"]  # nobody has timed it, so that no minutes are missing
+    assert site._shards(SimpleNamespace(train_steps=9, tokens_read=None)) is None
+    for name, value, address in (("SERVER_URL", "", None), ("REPOSITORY", "c/d", None),
+                                 ("SERVER_URL", "https://a.b", "https://a.b/c/d")):
+        monkeypatch.setenv(f"GITHUB_{name}", value)
+        assert clone_address() == address
     monkeypatch.setattr("speedrun.site.pages.code_hash", lambda script: "another")
     assert Site(REPOSITORY).predictions == {}
 
@@ -520,8 +528,12 @@ def test_pages_are_given_what_they_show(monkeypatch):
         ("parameters", "162,201,636", "162,201,642", 0.0, "+6")]),
     ("05a", "05", [("peak memory, MiB, predicted", "32,237", "—", None, "")]),
     ("05b", "05a", [("minutes", "4.66", "3.95", None, "−0.71"),
-                    ("steps", "1,750", "1,480", -0.154, "−270")]),
+                    ("steps", "1,750", "1,480", -0.154, "−270"),
+                    ("tokens", "917,504,000", "775,946,240", -0.154, "−141,557,760"),
+                    ("validation loss", "3.2759", "3.2785", None, "+0.0026")]),
     ("10", "09", [("parameters", "268,665,628", "268,665,628", 0.0, "±0")]),
+    ("10f", "10e", [("milliseconds per step", "60.8", "60.8", 0.0, "±0"),
+                    ("peak memory, MiB", "29,816", "29,862", 0.002, "+46")]),
     ("12c", "12a", [("minutes", "1.82", "1.781", -0.021, "−0.039")]),
     ("13d", "13c", [("peak memory, MiB", "30,704", "29,148", None, "−1,556")])])
 def test_figures_are_compared_where_they_can_be(id, base, figures):
@@ -815,8 +827,8 @@ def test_a_claim_is_what_its_cell_printed(tmp_path):
     outputs = [nb.new_output("stream", name="stdout", text="Muon: 1.2\n"),
                nb.new_output("stream", name="stderr", text="warning"),
                nb.new_output("execute_result", data={"text/plain": "1.3\n"}),
-               nb.new_output("display_data", data={"image/svg+xml": "<svg/>"}),
-               nb.new_output("display_data", data={"image/png": "AAAA"})]
+               *(nb.new_output("display_data", data=data | {"text/plain": "<Picture object>"})
+                 for data in ({"image/svg+xml": "<svg/>"}, {"image/png": "AAAA"}))]
     cells = [nb.new_code_cell("x", outputs=some, metadata={"tags": [tag]}) for tag, some in (
         ("claim", outputs), ("claim:05b", outputs), ("claim", []), ("other", outputs),
         ("claim:05d", outputs[-1:]))]
@@ -914,6 +926,14 @@ def test_a_term_means_its_first_milestone_before_the_others():
 
 def test_a_term_names_a_milestone(small):
     terms = small / "history" / "search_terms.toml"
+    terms.write_text('[milestones]\na = ["start", "evil"]\nb = ["evil", "start"]\n'
+                     'c = ["evil"]\nd = ["one", "evil"]\n[pages]\n"run.html" = ["e"]\n', "utf-8")
+    assert {getattr(key, "slug", key): words for key, words in load_terms(Site(small)).items()} == {
+        "start": ["b", BEST, "a"], "evil": ["a", "d", BEST, "b", "c"], "one": [BEST, "d"],
+        "run.html": ["e"]}
+    assert search_index(Site(small), {"threads/t.html"}) == [
+        (f"Thread {EVIL}", "thread", "00 → 01", "threads/t.html",
+         f"evolution history idea {EVIL} b a a d b c Title {EVIL} Title {EVIL}")]
     terms.write_text('[milestones]\nx = ["nothing"]\n[pages]\n', encoding="utf-8")
     with pytest.raises(ValueError, match='x: there is no milestone "nothing"'):
         load_terms(Site(small))

@@ -248,6 +248,10 @@ def test_results_are_made_again_only_where_that_is_asked_for(monkeypatch):
     for options in ([], ["--check"], ["--predict"], ["--tiny"]):
         assert make_figures.main(options) == 0
     assert again == [results / "predictions.json", results / "tiny.jsonl"]
+    for found, options, code in (((["a"], []), ["--check"], 1), ((["a"], []), [], 0),
+                                 (([], ["b"]), ["--check"], 1)):
+        monkeypatch.setattr(make_figures, "update", lambda *_, found=found: found)
+        assert make_figures.main(options) == code
 
 
 def test_check_names_what_is_stale_or_missing_and_writes_nothing(

@@ -43,7 +43,9 @@ def main() -> int:
     if args.b is None:
         args.a, args.b = parent_of(args.a), args.a
     old, new = read_side(args.a), read_side(args.b)
-    comparison = find_difference(old.text, new.text, (old.name, new.name)).only(args.blocks)
+    comparison = find_difference(old.text, new.text, (old.name, new.name))
+    if not args.steps:  # a block that comes and goes in between is at neither side
+        comparison = comparison.only(args.blocks)
     if args.html:
         from speedrun.diff.html import make_page
 
@@ -69,7 +71,7 @@ def pairs_between(old, new, blocks):
     """Yields (parent, child, comparison) for each milestone from one side to the other; with the
     names of blocks, only for those that change one of them, and only these blocks.
 
-    Raises UserError where neither side is an ancestor of the other.
+    Raises UserError where neither side is an ancestor of the other, and for an unknown name.
     """
     from speedrun.base.errors import UserError
     from speedrun.diff.difference import find_difference
@@ -81,9 +83,15 @@ def pairs_between(old, new, blocks):
     if not (steps and old.milestone and steps[0].parent == old.milestone.id):
         swap = "; swap them" if ideas and not steps else ""
         raise UserError(f"--steps: {old.name} is not an ancestor of {new.name}{swap}", 2)
-    for m in steps:
+
+    def compared(m):
         sides = side_of(load_manifest().get(m.parent)), side_of(m)
-        comparison = find_difference(*(side.text for side in sides))
+        return sides, find_difference(*(side.text for side in sides))
+
+    changed = {c.name for m in steps for c in compared(m)[1].changes} if blocks else set()
+    find_difference(old.text, new.text).only([name for name in blocks if name not in changed])
+    for m in steps:
+        sides, comparison = compared(m)
         names = [change.name for change in comparison.changes if change.name in blocks]
         if names or not blocks:
             yield *sides, comparison.only(names)
