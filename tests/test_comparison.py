@@ -307,11 +307,13 @@ def test_an_entry_looks_alike_in_all_panels():
 
 
 def test_official_curves_are_over_the_tokens_of_the_record():
-    tiny = [Entry(name, name, tokens_per_step=4096) for name in ("muon", "flat_then_linear")]
+    tiny = [Entry(name, name, tokens_per_step=4096) for name in (
+        "muon", "flat_then_linear", "sublayer_scalars")]
     found = compare_milestones.official_curves(Comparison(tiny, None, "as asked"), True)
-    assert found.keys() == {"muon"}, "a part of a record has no curve"
+    assert found.keys() == {"muon", "sublayer_scalars"}, "a part of a record has no curve"
     assert found["muon"]["steps"][-1] == (6200, BY_ID["01"].val_loss)
     assert found["muon"]["tokens"][-1][0] == pytest.approx(6200 * 524_288 / 1e6)
+    assert found["sublayer_scalars"]["tokens"][-1][0] == pytest.approx(395.706368), "steps grow"
 
 
 def test_a_picture_of_runs_without_finite_losses(tmp_path):

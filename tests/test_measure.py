@@ -183,19 +183,21 @@ def test_a_share_is_timed_and_follows_a_cpu_the_most_telling_first(runs, tmp_pat
 
 
 def test_whole_steps_are_timed_by_the_log(runs, tmp_path):
-    file, found, _, text = measured(tmp_path, share=False)
+    file, found, _, text = measured(tmp_path, share=False, steps=5)
     assert file.name == "cpu-1.json"
     assert text.splitlines()[1] == ("the records' steps run on 8 GPUs; 1 here accumulate gradients"
                                     " over more forward passes") and runs.room[0] == 1
     timed = next(plan for plan in runs.plans if plan.out.name == "01_muon-timed4").hyperparameters
-    assert (timed["train_steps"], timed["val_loss_every"]) == (6, 1)
+    assert (timed["train_steps"], timed["val_loss_every"]) == (5, 1), "at most six parts"
     assert timed["val_tokens"] == 4 * 256 and timed["cooldown_steps"] == (
-        MANIFEST.overrides(FIRST, "tiny")["cooldown_steps"] * 6 // 200)
-    assert found.timings["muon"].step_ms == [10, 12, 14, 16, 18, 20]
+        MANIFEST.overrides(FIRST, "tiny")["cooldown_steps"] * 5 // 200)
+    assert found.timings["muon"].step_ms == [10, 12, 14, 16, 18]
     assert found.timings["muon"].passes == 4
     tile = [plan.hyperparameters["tile_size"] for plan in runs.plans
             if plan.script.name == SECOND.slug]
     assert tile == [32, 128, 128]  # what FlexAttention on a GPU would need, where losses compare
+    assert measured(tmp_path / "as the records", [], nproc=8)[3].splitlines()[1:] == [
+        "0 of 0 milestones are timed; the losses of 0 were compared with a CPU's"]
 
 
 @pytest.mark.parametrize("line, kept", [
@@ -306,6 +308,7 @@ def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
     file, found, _, text = measured(tmp_path, [late])
     assert file.name == "h100-80gb-hbm3-2.json" and found.machine.memory == 81_559
     assert found.machine.nccl == "2.27.3" and runs.room[0] == 1
+    assert found.timings["backout"].passes == 2, "of each rank"
     assert found.kernels == dict.fromkeys(TRIALS, OK) | {
         "Triton": "RuntimeError: y.py: no kernel"}
     assert "Triton: RuntimeError: y.py: no kernel" in text.splitlines()
@@ -361,6 +364,8 @@ def test_each_part_has_its_memory_and_its_limit(runs, share, scale, gib, limit_s
         *((name, 2, kernels.PATIENCE_S, []) for name in tries), ("time:muon", gib, limit_s, []),
         ("cpu:muon", 0, 900, []), ("gpu:muon", 3, 900, [*frozenset(tries)])]
     assert (found.slots, found.gib) == (slots, 80 * plans.MARGIN)
+    assert [*found.take(found.waiting[0], End(-15, "it took too long"))] == [
+        f"{next(iter(TRIALS))}: it took too long"]
 
 
 RECORD = ("total_batch_size", "micro_batch_size", "val_tokens", "train_steps", "prefix_file")
@@ -566,7 +571,9 @@ def test_failures_end_in_one_line(runs, monkeypatch, tmp_path, capsys):
         compare_milestones.main()
     assert re.fullmatch(r"1 failed, all else is in \S+/cpu-1-of-8.json: p6d_padded_vocab:"
                         " AssertionError: no memory", str(error.value))
-    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], str(tmp_path / "more")])
+    monkeypatch.setattr(sys, "argv", [word for word in sys.argv if word != "p6d"])
+    assert compare_milestones.main() == 0, "what failed was not asked for"
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-3], "01", "p6d", "--out", str(tmp_path / "more")])
     assert compare_milestones.main() == 0
     assert "2 of 2 milestones are timed" in capsys.readouterr().out
     runs.faults["01_muon-timed2"] = signal.SIGTERM
