@@ -25,6 +25,7 @@ import kernel_checks
 from snapshots import MANIFEST, as_options, micro_overrides
 from speedrun import compat
 from speedrun.base.errors import UserError
+from speedrun.base.text import short
 from speedrun.compare import measure as measuring
 from speedrun.compare import parts, plans, share
 from speedrun.compare.turns import End
@@ -267,6 +268,9 @@ def test_a_full_disk_ends_it_in_one_line(runs, monkeypatch, tmp_path):
         measured(tmp_path)
     kept = load_measurement(tmp_path / "results" / "cpu-1-of-8.json")
     assert kept.timings.keys() == {"muon"}
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^cannot write in \S+/file/results: Not a directory$"):
+        measured(tmp_path / "file")
 
 
 @pytest.mark.parametrize("step, apart, fails", [
@@ -325,6 +329,9 @@ def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
     with pytest.raises(UserError, match="h100-80gb-hbm3-2.json was measured on other GPUs or with"
                        " other ranks than 1 of 8 x H100 80GB HBM3; choose another --out"):
         measured(tmp_path, [late], share=True)
+    with monkeypatch.context() as patch:  # the folder of all machines
+        patch.setattr(measuring, "MEASURED", tmp_path / "results")
+        assert measured(tmp_path, [], share=True)[0].name == "h100-80gb-hbm3-1-of-8.json"
     file.write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match="2.json: .*; move it away, then start again"):
         measured(tmp_path, [late])
@@ -335,6 +342,12 @@ def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
         40_960 if what == "total" else 20_480] * 2)
     with pytest.raises(UserError, match="other programs hold 20.0 of 40.0 GiB of GPU 0, NVIDIA H1"):
         measured(tmp_path, [late], share=True)
+    monkeypatch.setattr(measuring, "visible_memory", lambda what="total": [
+        40_960, 24_576] if what == "total" else [800, 20_480])
+    assert measuring._machine([H100], 1, "FineWeb", 60, True).memory == 40_960
+    runs.gpus[1] = H100
+    with pytest.raises(UserError, match=r"20.0 of 24.0 GiB of GPU 1, .*_VISIBLE_DEVICES=0$"):
+        measured(tmp_path, [late])
 
 
 def test_memory_that_is_short_is_tried_alone_and_then_with_less(runs, monkeypatch, tmp_path):
@@ -352,6 +365,10 @@ def test_memory_that_is_short_is_tried_alone_and_then_with_less(runs, monkeypatc
     runs.faults["01_muon-timed1"] = text
     found = parts.Parts([FIRST], found, tmp_path, "tiny", None)
     assert found.slots == 4 and not found.waiting
+    plan = plans.timed_plan(FIRST, found.machine, "tiny", None, tmp_path)
+    plan = replace(plan, nproc=2, options=plan.options | dict(
+        total_batch_size=12 * 256, micro_batch_size=6))
+    assert plans.fewer_sequences(plan) == 3, "four do not divide the six of each rank"
 
 
 @pytest.mark.parametrize("share, scale, gib, limit_s, slots", [
@@ -582,6 +599,28 @@ def test_failures_end_in_one_line(runs, monkeypatch, tmp_path, capsys):
                                         r"\S+/cpu-1-of-8.json holds$") as error:
         compare_milestones.main()
     assert error.value.status == 143
+
+
+def test_every_option_reaches_the_measurement(monkeypatch, capsys):
+    given = []
+
+    def measure(milestones, folder, out, stream, **options):
+        given.append(([m.id for m in milestones], folder, options))
+        return folder / "x.json", a_measurement(failed={}), None
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    for words, said in (
+            ("", f"{short(MEASURED / 'x.json')}: to contribute it, see"
+                 f" {short(MEASURED / 'README.md')}\n"),
+            ("--only 09 01 09 --scale tiny --steps 7 --nproc 2 --data d --no-share --minutes 3"
+             " --out o", "")):
+        monkeypatch.setattr(sys, "argv", ["x", "--measure", *words.split()])
+        assert compare_milestones.main() == 0 and capsys.readouterr().out == said
+    assert given == [
+        ([m.id for m in MANIFEST.milestones], MEASURED, dict(
+            scale="record", steps=60, nproc=None, data=None, share=None, minutes=math.inf)),
+        (["09", "01"], Path("o"), dict(
+            scale="tiny", steps=7, nproc=2, data=Path("d"), share=False, minutes=3))]
 
 
 @pytest.mark.slow

@@ -177,6 +177,8 @@ def test_command_of_a_milestone(tmp_path):
 
 def test_several_nodes_are_passed_to_the_launcher(script, shards, tmp_path):
     nodes = Nodes(2, 1, "host:29500")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.txt").touch()  # node 0 has begun
     plan = make_plan(str(script), data=shards, nodes=nodes, out=tmp_path / "run")
     assert plan.command[1:7] == [
         short(LAUNCHER), "--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host:29500",
@@ -210,6 +212,11 @@ def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path
     plan = make_plan("01", scale="tiny", nproc=4, settings=["total_batch_size=2048"],
                      out=tmp_path / "run")
     assert option(plan, "micro_batch_size") == 2
+    plan = make_plan("01", scale="tiny", nproc=8, device_batch="auto", out=tmp_path / "run")
+    assert (option(plan, "micro_batch_size"), plan.auto_batch) == (2, True)
+    assert not [note for note in plan.notes if note.startswith("micro")], "trials decide"
+    with pytest.raises(UserError, match=r" = 4 \* 256 \* 32; the number of ranks may be 1, 2, 4, 8, 1"):
+        make_plan("01", scale="tiny", nproc=8, nodes=Nodes(4, 0, "host:1"), out=tmp_path / "run")
     with pytest.raises(UserError, match="total_batch_size=4096 is not a multiple"):
         make_plan("01", scale="tiny", nproc=8, device_batch=4, out=tmp_path / "run")
     too_long = dict(settings=["seq_len=8192"], out=tmp_path / "run")
@@ -808,6 +815,7 @@ def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp
     table = Terminal()
     print_summary(replace(summarize(plan, log), data="/a/" + "long" * 20), table)
     assert summarize(replace(plan, gpus=["B", "A", "B"]), log).device == "A, B"
+    assert summarize(replace(plan, nproc=4, nodes=Nodes(2, 0, "host:1")), log).world_size == 8
     log.feed('hyperparameters:{"train_file": "x.jsonl"}')
     assert summarize(replace(plan, data=None), log).data == "x.jsonl"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", table.getvalue())  # without colours
