@@ -16,6 +16,7 @@ import sys
 import time
 from bisect import bisect
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +112,7 @@ def entry(label, *curves, step_ms=10.0, **fields):
 
 SLOW = [(0, 6.0), (100, 4.0), (200, 3.0)]
 FAST = [(0, 6.0), (100, 2.5), (200, 2.0)]
+GROWS = dict(scheduled_steps=200, second_stage_peak=1.0, third_stage_peak=1.0)
 
 
 def test_rows():
@@ -250,6 +252,8 @@ def test_picture(tmp_path):
     assert len(drawn) == 2 and all(png.startswith(b"\x89PNG") for png in drawn)
     assert curves_of(comparison.entries[0])["tokens"][0] == [(0, 6.0), (0.1, 4.0), (0.2, 3.0)]
     assert curves_of(comparison.entries[0])["seconds"][1] == [(0, 6.0), (1.0, 2.5), (2.0, 2.0)]
+    assert curves_of(entry("a", SLOW, batches=GROWS))["tokens"] == [
+        [(0, 6.0), (0.133, 4.0), (0.399, 3.0)]], "steps of three sizes"
 
 
 def test_a_picture_has_all_runs_their_mean_the_record_and_the_target():
@@ -309,11 +313,13 @@ def test_an_entry_looks_alike_in_all_panels():
 
 
 def test_official_curves_are_over_the_tokens_of_the_record():
-    tiny = [Entry(name, name, tokens_per_step=4096) for name in ("muon", "flat_then_linear")]
+    tiny = [Entry(name, name, tokens_per_step=4096) for name in (
+        "muon", "flat_then_linear", "sublayer_scalars")]
     found = compare_milestones.official_curves(Comparison(tiny, None, "as asked"), True)
-    assert found.keys() == {"muon"}, "a part of a record has no curve"
+    assert found.keys() == {"muon", "sublayer_scalars"}, "a part of a record has no curve"
     assert found["muon"]["steps"][-1] == (6200, BY_ID["01"].val_loss)
     assert found["muon"]["tokens"][-1][0] == pytest.approx(6200 * 524_288 / 1e6)
+    assert found["sublayer_scalars"]["tokens"][-1][0] == pytest.approx(395.706368), "steps grow"
 
 
 def test_a_picture_of_runs_without_finite_losses(tmp_path):
@@ -440,7 +446,7 @@ def test_logs_of_three_seeds_are_one_entry(tmp_path):
         for seed in range(3)
     ]
     other = write_log(tmp_path, "other.txt", [(0, 6), (200, 3.3)],
-                      dict(seed=0, total_batch_size=2000, vocab_size=50304))
+                      dict(seed=0, total_batch_size=2000, vocab_size=50304, **GROWS))
     (tmp_path / "public").mkdir()
     public = write_log(tmp_path, "public/log.txt", [(0, 6), (200, 3.29)])
     ended = compare(*logs, other, public.parent, "--csv", tmp_path / "table.csv")
@@ -448,6 +454,8 @@ def test_logs_of_three_seeds_are_one_entry(tmp_path):
     with open(tmp_path / "table.csv", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     assert [line["runs"] for line in table] == ["3", "1", "1"]
+    # the second stage begins after step 66, the third after step 133
+    assert [line["tokens"] for line in table] == ["200000", f"{2000 * (200 + 133 + 66)}", ""]
     assert float(table[0]["val_loss"]) == pytest.approx(3.271)
     assert float(table[0]["p_value"]) < 0.01 and table[1]["p_value"] == ""
     assert "p: one-sided t-test" in ended.stdout
@@ -468,7 +476,9 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
     without = tmp_path / "without"
     without.mkdir()
     (without / "summary.json").touch()
-    named = shutil.copy(logs[0], tmp_path / "log.json")
+    named, link = shutil.copy(logs[0], tmp_path / "log.json"), tmp_path / "link.json"
+    link.symlink_to(named)
+    same = runs / ".." / ".." / "log.json"
     killed = tmp_path / "killed"  # before its first line
     (killed / "ranks").mkdir(parents=True)
     (killed / "train_gpt.py").touch()
@@ -476,7 +486,7 @@ def test_an_unfinished_run_is_an_entry_of_its_own(tmp_path):
                                ((without,), f"{without} is a run whose log.txt is missing"),
                                ((killed,), f"{killed} is a run whose log.txt is missing"),
                                ((runs, "--json", again), f"--json {again}: the file's name must"),
-                               ((named, "--json", named), f"--json {named}: this file is read"),
+                               ((link, "--json", same), f"--json {same}: this file is read"),
                                ((runs.parent,), f"{runs.parent} is a folder of runs; name each")):
         refused = compare(*arguments)
         assert refused.returncode and refused.stderr.startswith(f"error: {message}")
@@ -651,6 +661,24 @@ def test_ablation_leaves_out_each_gain_that_the_machine_has(monkeypatch, capsys)
         assert ("sharded=False" in anyway) == (ranks == 1) != ("p6d:sharded=False" in targets)
     with pytest.raises(UserError, match="01_muon declares no gain"):
         leave_one_out("01")
+
+
+def test_every_option_reaches_the_runs(monkeypatch):
+    def given(targets, seeds, out, stream, *, command, **options):
+        raise LookupError(targets, [*seeds], out, options)
+
+    monkeypatch.setattr(compare_milestones, "collect", given)
+    for words, *expected in (
+            ("", [0], "compare", dict(settings=[], scale=None, data=None, steps=None, nproc=None,
+                                      start=None, target=None)),
+            ("--set a=1 --set b=2 --scale tiny --data d --steps 7 --nproc 3 --from f --out o"
+             " --target 3.3 --repeat 2 --seed 5", [5, 6], Path("o"),
+             dict(settings=["a=1", "b=2"], scale="tiny", data=Path("d"), steps=7, nproc=3,
+                  start=Path("f"), target=3.3))):
+        monkeypatch.setattr(sys, "argv", ["x", "01", *words.split()])
+        with pytest.raises(LookupError) as error:
+            compare_milestones.main()
+        assert error.value.args == (["01"], *expected)
 
 
 def test_pictures_need_no_backend_of_the_users():

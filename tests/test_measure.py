@@ -25,6 +25,7 @@ import kernel_checks
 from snapshots import MANIFEST, as_options, micro_overrides
 from speedrun import compat
 from speedrun.base.errors import UserError
+from speedrun.base.text import short
 from speedrun.compare import measure as measuring
 from speedrun.compare import parts, plans, share
 from speedrun.compare.turns import End
@@ -183,19 +184,21 @@ def test_a_share_is_timed_and_follows_a_cpu_the_most_telling_first(runs, tmp_pat
 
 
 def test_whole_steps_are_timed_by_the_log(runs, tmp_path):
-    file, found, _, text = measured(tmp_path, share=False)
+    file, found, _, text = measured(tmp_path, share=False, steps=5)
     assert file.name == "cpu-1.json"
     assert text.splitlines()[1] == ("the records' steps run on 8 GPUs; 1 here accumulate gradients"
                                     " over more forward passes") and runs.room[0] == 1
     timed = next(plan for plan in runs.plans if plan.out.name == "01_muon-timed4").hyperparameters
-    assert (timed["train_steps"], timed["val_loss_every"]) == (6, 1)
+    assert (timed["train_steps"], timed["val_loss_every"]) == (5, 1), "at most six parts"
     assert timed["val_tokens"] == 4 * 256 and timed["cooldown_steps"] == (
-        MANIFEST.overrides(FIRST, "tiny")["cooldown_steps"] * 6 // 200)
-    assert found.timings["muon"].step_ms == [10, 12, 14, 16, 18, 20]
+        MANIFEST.overrides(FIRST, "tiny")["cooldown_steps"] * 5 // 200)
+    assert found.timings["muon"].step_ms == [10, 12, 14, 16, 18]
     assert found.timings["muon"].passes == 4
     tile = [plan.hyperparameters["tile_size"] for plan in runs.plans
             if plan.script.name == SECOND.slug]
     assert tile == [32, 128, 128]  # what FlexAttention on a GPU would need, where losses compare
+    assert measured(tmp_path / "as the records", [], nproc=8)[3].splitlines()[1:] == [
+        "0 of 0 milestones are timed; the losses of 0 were compared with a CPU's"]
 
 
 @pytest.mark.parametrize("line, kept", [
@@ -265,6 +268,9 @@ def test_a_full_disk_ends_it_in_one_line(runs, monkeypatch, tmp_path):
         measured(tmp_path)
     kept = load_measurement(tmp_path / "results" / "cpu-1-of-8.json")
     assert kept.timings.keys() == {"muon"}
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^cannot write in \S+/file/results: Not a directory$"):
+        measured(tmp_path / "file")
 
 
 @pytest.mark.parametrize("step, apart, fails", [
@@ -306,6 +312,7 @@ def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
     file, found, _, text = measured(tmp_path, [late])
     assert file.name == "h100-80gb-hbm3-2.json" and found.machine.memory == 81_559
     assert found.machine.nccl == "2.27.3" and runs.room[0] == 1
+    assert found.timings["backout"].passes == 2, "of each rank"
     assert found.kernels == dict.fromkeys(TRIALS, OK) | {
         "Triton": "RuntimeError: y.py: no kernel"}
     assert "Triton: RuntimeError: y.py: no kernel" in text.splitlines()
@@ -322,6 +329,9 @@ def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
     with pytest.raises(UserError, match="h100-80gb-hbm3-2.json was measured on other GPUs or with"
                        " other ranks than 1 of 8 x H100 80GB HBM3; choose another --out"):
         measured(tmp_path, [late], share=True)
+    with monkeypatch.context() as patch:  # the folder of all machines
+        patch.setattr(measuring, "MEASURED", tmp_path / "results")
+        assert measured(tmp_path, [], share=True)[0].name == "h100-80gb-hbm3-1-of-8.json"
     file.write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match="2.json: .*; move it away, then start again"):
         measured(tmp_path, [late])
@@ -332,6 +342,12 @@ def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
         40_960 if what == "total" else 20_480] * 2)
     with pytest.raises(UserError, match="other programs hold 20.0 of 40.0 GiB of GPU 0, NVIDIA H1"):
         measured(tmp_path, [late], share=True)
+    monkeypatch.setattr(measuring, "visible_memory", lambda what="total": [
+        40_960, 24_576] if what == "total" else [800, 20_480])
+    assert measuring._machine([H100], 1, "FineWeb", 60, True).memory == 40_960
+    runs.gpus[1] = H100
+    with pytest.raises(UserError, match=r"20.0 of 24.0 GiB of GPU 1, .*_VISIBLE_DEVICES=0$"):
+        measured(tmp_path, [late])
 
 
 def test_memory_that_is_short_is_tried_alone_and_then_with_less(runs, monkeypatch, tmp_path):
@@ -349,6 +365,10 @@ def test_memory_that_is_short_is_tried_alone_and_then_with_less(runs, monkeypatc
     runs.faults["01_muon-timed1"] = text
     found = parts.Parts([FIRST], found, tmp_path, "tiny", None)
     assert found.slots == 4 and not found.waiting
+    plan = plans.timed_plan(FIRST, found.machine, "tiny", None, tmp_path)
+    plan = replace(plan, nproc=2, options=plan.options | dict(
+        total_batch_size=12 * 256, micro_batch_size=6))
+    assert plans.fewer_sequences(plan) == 3, "four do not divide the six of each rank"
 
 
 @pytest.mark.parametrize("share, scale, gib, limit_s, slots", [
@@ -361,6 +381,8 @@ def test_each_part_has_its_memory_and_its_limit(runs, share, scale, gib, limit_s
         *((name, 2, kernels.PATIENCE_S, []) for name in tries), ("time:muon", gib, limit_s, []),
         ("cpu:muon", 0, 900, []), ("gpu:muon", 3, 900, [*frozenset(tries)])]
     assert (found.slots, found.gib) == (slots, 80 * plans.MARGIN)
+    assert [*found.take(found.waiting[0], End(-15, "it took too long"))] == [
+        f"{next(iter(TRIALS))}: it took too long"]
 
 
 RECORD = ("total_batch_size", "micro_batch_size", "val_tokens", "train_steps", "prefix_file")
@@ -567,7 +589,9 @@ def test_failures_end_in_one_line(runs, monkeypatch, tmp_path, capsys):
         compare_milestones.main()
     assert re.fullmatch(r"1 failed, all else is in \S+/cpu-1-of-8.json: p6d_padded_vocab:"
                         " AssertionError: no memory", str(error.value))
-    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], str(tmp_path / "more")])
+    monkeypatch.setattr(sys, "argv", [word for word in sys.argv if word != "p6d"])
+    assert compare_milestones.main() == 0, "what failed was not asked for"
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-3], "01", "p6d", "--out", str(tmp_path / "more")])
     assert compare_milestones.main() == 0
     assert "2 of 2 milestones are timed" in capsys.readouterr().out
     runs.faults["01_muon-timed2"] = signal.SIGTERM
@@ -576,6 +600,28 @@ def test_failures_end_in_one_line(runs, monkeypatch, tmp_path, capsys):
                                         r"\S+/cpu-1-of-8.json holds$") as error:
         compare_milestones.main()
     assert error.value.status == 143
+
+
+def test_every_option_reaches_the_measurement(monkeypatch, capsys):
+    given = []
+
+    def measure(milestones, folder, out, stream, **options):
+        given.append(([m.id for m in milestones], folder, options))
+        return folder / "x.json", a_measurement(failed={}), None
+
+    monkeypatch.setattr(measuring, "measure", measure)
+    for words, said in (
+            ("", f"{short(MEASURED / 'x.json')}: to contribute it, see"
+                 f" {short(MEASURED / 'README.md')}\n"),
+            ("--only 09 01 09 --scale tiny --steps 7 --nproc 2 --data d --no-share --minutes 3"
+             " --out o", "")):
+        monkeypatch.setattr(sys, "argv", ["x", "--measure", *words.split()])
+        assert compare_milestones.main() == 0 and capsys.readouterr().out == said
+    assert given == [
+        ([m.id for m in MANIFEST.milestones], MEASURED, dict(
+            scale="record", steps=60, nproc=None, data=None, share=None, minutes=math.inf)),
+        (["09", "01"], Path("o"), dict(
+            scale="tiny", steps=7, nproc=2, data=Path("d"), share=False, minutes=3))]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import shards as shard_files
 from speedrun.base.errors import UserError
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.run import execute
+from speedrun.run.data import has_shards
 from speedrun.run.plan import make_plan
 from speedrun.run.preflight import NotHere, check_gpus, check_shards, check_values
 from speedrun.run.torchrun import Nodes, check_nodes
@@ -162,9 +163,12 @@ def test_shares_and_decays_have_an_upper_end(start, setting, words):
     refused(start, rf"^{setting}(\.0)? is out of range; give .*{words}$", setting)
 
 
-def test_a_validation_on_training_text_is_refused(start, shards):
-    refused(start, "x_train_000001.bin is in both train_files and val_files; validate on text",
-            f"val_files={shards}/x_train_000001.bin")
+def test_a_validation_on_training_text_is_refused(start, shards, tmp_path):
+    copy = tmp_path / "copy.bin"
+    copy.symlink_to(shards / "x_train_000001.bin")
+    for train, val in ((copy.resolve(), copy), (copy, copy.resolve())):
+        refused(start, "x_train_000001.bin is in both train_files and val_files; validate on text",
+                f"train_files={train}", f"val_files={val}")
     refused(start, "^no shards match val_files=; get some", "val_files=")
     link = shards / "scratch"
     link.symlink_to("/not/mounted")
@@ -281,6 +285,7 @@ def test_what_depends_on_the_machine_or_the_script(machine, values, message):
 
 
 STAGED = dict(window_start=128, window_growth=640, window_end=1408)  # without window_stages: one
+THREE_STAGES = dict(second_stage_peak=1.0, third_stage_peak=1.0, attention_kernel="dense")
 
 
 @pytest.mark.parametrize("fits, name, beyond", [
@@ -299,6 +304,8 @@ STAGED = dict(window_start=128, window_growth=640, window_end=1408)  # without w
     (STAGED | dict(window_end=129, long_window_end=1), "window_end", 128),
     (dict(seq_len=16_384, use_flex_attention=False), "seq_len", 16_385),
     (dict(val_seq_len=16_384, attention_kernel="dense"), "val_seq_len", 16_385),
+    (THREE_STAGES | dict(train_seq_len=5461, val_seq_len=16_384), "train_seq_len", 5462),
+    (THREE_STAGES | dict(train_seq_len=5461, val_seq_len=16_384), "val_seq_len", 16_385),
     (dict(vocab_size=256, use_fp8=True), "vocab_size", 257),
     (dict(total_batch_size=128, micro_batch_size=2, seq_len=32), "total_batch_size", 127),
 ])
@@ -415,6 +422,7 @@ def test_a_folder_whose_name_looks_like_a_pattern(start, shards, tmp_path):
     named = shutil.copytree(shards, tmp_path / "d[1]")
     other = shutil.copytree(shards, tmp_path / "d1")
     remove(other)
+    assert has_shards(named) and not has_shards(other)
     with pytest.raises(Launched):
         start(data=named)
     remove(named)

@@ -177,6 +177,8 @@ def test_command_of_a_milestone(tmp_path):
 
 def test_several_nodes_are_passed_to_the_launcher(script, shards, tmp_path):
     nodes = Nodes(2, 1, "host:29500")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.txt").touch()  # node 0 has begun
     plan = make_plan(str(script), data=shards, nodes=nodes, out=tmp_path / "run")
     assert plan.command[1:7] == [
         short(LAUNCHER), "--nnodes=2", "--node-rank=1", "--rdzv-endpoint=host:29500",
@@ -210,6 +212,11 @@ def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path
     plan = make_plan("01", scale="tiny", nproc=4, settings=["total_batch_size=2048"],
                      out=tmp_path / "run")
     assert option(plan, "micro_batch_size") == 2
+    plan = make_plan("01", scale="tiny", nproc=8, device_batch="auto", out=tmp_path / "run")
+    assert (option(plan, "micro_batch_size"), plan.auto_batch) == (2, True)
+    assert not [note for note in plan.notes if note.startswith("micro")], "trials decide"
+    with pytest.raises(UserError, match=r" = 4 \* 256 \* 32; the number of ranks may be 1, 2, 4, 8, 1"):
+        make_plan("01", scale="tiny", nproc=8, nodes=Nodes(4, 0, "host:1"), out=tmp_path / "run")
     with pytest.raises(UserError, match="total_batch_size=4096 is not a multiple"):
         make_plan("01", scale="tiny", nproc=8, device_batch=4, out=tmp_path / "run")
     too_long = dict(settings=["seq_len=8192"], out=tmp_path / "run")
@@ -470,6 +477,8 @@ def test_a_reason_that_the_script_gives_stands_alone(tmp_path, stderr):
     assert failure_of(tmp_path, (0, 1), (1, 1), stderr=texts).text == "rank 1: bad, mend it"
     texts = {1: traceback("OSError: lost peer"), 0: stderr}
     assert failure_of(tmp_path, (0, 1), (1, 1), stderr=texts).text == "rank 0: bad, mend it"
+    alone = failure_of(tmp_path, (0, 1), stderr={0: stderr, 1: ""})  # 1 was ended by the launcher
+    assert alone.text == "rank 0: bad, mend it"
     alone = failure_of(tmp_path, (1, 1), stderr={1: stderr})  # on a second machine
     assert alone.text == "rank 1: bad, mend it"
 
@@ -775,6 +784,8 @@ class Terminal(io.StringIO):
         return True
 
 
+GROWS = dict(scheduled_steps=2, second_stage_peak=1, third_stage_peak=1)  # the second step is twice
+
 @pytest.mark.parametrize("columns", [40, 120])
 def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp_path, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -785,14 +796,15 @@ def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp
         updates.append(given), update(bar, task, **given)))
     with follow(plan, screen) as show:
         show("a message")
-        for line in ('hyperparameters:{"total_batch_size": 900}', *LOG.splitlines()):
+        for line in (f"hyperparameters:{json.dumps(GROWS | dict(total_batch_size=600))}",
+                     *LOG.splitlines()):
             show(line)
         for line in (RULE, "  ", "step:2/4 val_loss:4.5 train_time:1234567ms step_avg:9.00ms",
                      "cut in mid-li"):
             show(line)
     shown = screen.getvalue()
     assert "step 0      val_loss 5.0000" in shown and "a message" in shown
-    assert updates[-1] == dict(completed=2, total=4, speed="100,000 tokens/s",  # 900 in 9 ms
+    assert updates[-1] == dict(completed=2, total=4, speed="100,000 tokens/s",  # 900 in 9 ms on average
                                description="step 2/4 val_loss 4.5000")
     assert "step 2      val_loss 4.5000  1,234.6 s" in shown and "====" not in shown
     assert "step_avg" not in shown  # a step is told in other words
@@ -803,6 +815,7 @@ def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp
     table = Terminal()
     print_summary(replace(summarize(plan, log), data="/a/" + "long" * 20), table)
     assert summarize(replace(plan, gpus=["B", "A", "B"]), log).device == "A, B"
+    assert summarize(replace(plan, nproc=4, nodes=Nodes(2, 0, "host:1")), log).world_size == 8
     log.feed('hyperparameters:{"train_file": "x.jsonl"}')
     assert summarize(replace(plan, data=None), log).data == "x.jsonl"
     plain = re.sub(r"\x1b\[[0-9;]*m", "", table.getvalue())  # without colours
@@ -984,21 +997,21 @@ def test_other_runs_do_not_compare(monkeypatch, tmp_path, shards, change):
 
 
 FULL_LOG = """environment:{"device": "Tesla T4", "world_size": 3}
-hyperparameters:{"total_batch_size": 900, "bf16": true, "compile": false}
-step:0/1 val_loss:5.0 train_time:0ms step_avg:0.00ms
-step:1/1 val_loss:4.25 train_time:61234ms step_avg:8000.00ms
+hyperparameters:%s
+step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms
+step:2/2 val_loss:4.25 train_time:61234ms step_avg:8000.00ms
 peak_memory:12345MiB
-"""
+""" % json.dumps(GROWS | dict(total_batch_size=300, bf16=True, compile=False))
 PRINTED = f"""scale: tiny (as asked)
 run: 01_muon, 200 steps on shards
 {FULL_LOG.replace("step:0", "CUDA: bf16, not compiled" + chr(10) + "step:0")}\
 muon             this run
 val_loss           4.2500
-steps                   1
+steps                   2
 tokens                900
 train_time         61.2 s
 step_avg       8000.00 ms
-tokens/s              112
+tokens/s               56
 peak_memory    12,345 MiB
 scale                tiny
 data               shards
@@ -1258,9 +1271,10 @@ def test_a_dry_run_prints_the_command_and_imports_nothing_heavy(tmp_path):
 
 
 @pytest.mark.parametrize("words, expected", [
-    ("", dict(scale=None, data=None, steps=None, device_batch=None, settings=[], nproc=None,
-              nodes=Nodes(1, 0, None), out=None, save_checkpoint=False, start=None,
-              for_elsewhere=False, search=True, use_cache=True)),
+    ("--prompt ''", dict(scale=None, data=None, steps=None, device_batch=None,
+                         settings=["prompt="], nproc=None, nodes=Nodes(1, 0, None), out=None,
+                         save_checkpoint=False, start=None, for_elsewhere=False, search=True,
+                         use_cache=True)),
     ("--scale tiny --data d --steps 7 --device-batch auto --set a=1 --set b=2 --prompt hi --nproc 3"
      " --nnodes 5 --node-rank 4 --rdzv-endpoint x:1 --out o --save-checkpoint --from f --dry-run"
      " --no-cache",
@@ -1281,7 +1295,7 @@ def test_every_option_has_its_effect(words, expected, monkeypatch):
 
     monkeypatch.setattr(run_milestone, "make_plan", plan)
     monkeypatch.setattr(run_milestone, "fit_micro_batch", fit)
-    monkeypatch.setattr(sys, "argv", ["run_milestone.py", "01", *words.split()])
+    monkeypatch.setattr(sys, "argv", ["run_milestone.py", "01", *shlex.split(words)])
     with pytest.raises(LookupError):
         run_milestone.main()
     assert given == expected
@@ -1312,3 +1326,5 @@ def test_the_settings_are_listed_with_their_meaning(monkeypatch, capsys):
     assert rows.keys() - {"--set"} == plan.script.hyperparameters.keys() - {"log_dir"}
     assert rows["vocab_size"].startswith("50_304 257 tokens Rows of the embedding table")
     assert rows["window_pattern"].startswith("LSSSLSSLSSSL LSLL A letter per layer")
+    assert rows["save_checkpoint"].startswith("False Whether") and rows["adam_eps"].startswith(
+        "5.24288e-05 4.1e-07 Summand") and rows["use_fp8"].startswith("False Whether")

@@ -81,19 +81,21 @@ def test_all_others_stand_still_while_one_is_timed(task):
     assert found[-1][0] == "counts" and found[-1][1].seconds < whole - 0.4, "without its stops"
 
 
-def test_results_and_ends(task):
+def test_results_and_ends(task, tmp_path):
     def refused():
         raise UserError("no such script")
 
-    found = run([task("prints", PRINTS), Task("refused", refused), task("dies", DIES),
+    gone = Task("gone", lambda: Launch([str(tmp_path / "x")], {}, tmp_path / "gone.txt"))
+    found = run([task("prints", PRINTS), Task("refused", refused), gone, task("dies", DIES),
                  task("hangs", HANGS, limit_s=0.3)], slots=1)
     assert found[:2] == [("prints", {"event": "result", "n": 1}), ("prints", found[1][1])]
     last = ends(found)
     assert last["refused"] == End(None, "no such script")
+    assert last["gone"] == End(None, f"[Errno 2] No such file or directory: '{tmp_path / 'x'}'")
     assert (last["prints"].code, last["dies"].code) == (0, -signal.SIGKILL)
     assert last["hangs"].reason == "it did not end within 0.3 s" and last["hangs"].code
     assert [name for name, end in found if isinstance(end, End)] == [
-        "prints", "refused", "dies", "hangs"], "one at a time, in order"
+        "prints", "refused", "gone", "dies", "hangs"], "one at a time, in order"
 
 
 def test_a_turn_that_does_not_end_is_taken_away(task, monkeypatch):

@@ -114,7 +114,7 @@ def _check_gpus(gpus, scale):
         if used > MOST_USED * total:
             raise UserError(f"other programs hold {used / 1024:.1f} of {total / 1024:.1f} GiB of"
                             f" GPU {number}, {gpu}; end them, or choose others, for example"
-                            f" CUDA_VISIBLE_DEVICES={number + 1}")
+                            f" CUDA_VISIBLE_DEVICES={0 if number else 1}")
 
 
 def _tokens(data, scale):

@@ -45,7 +45,7 @@ def timed_plan(milestone: Milestone, machine: Machine, scale: str, data: Path | 
     own = script.hyperparameters | (script.tiny if scale == "tiny" else {})
     train, val = length_names(own)
     if machine.share:
-        rows = max(1, own["total_batch_size"] // machine.share // own[train])
+        rows = own["total_batch_size"] // machine.share // own[train]
         changes = dict(total_batch_size=rows * own[train], val_loss_every=0, kernel_warmup_steps=0)
     else:
         changes = dict(val_loss_every=max(1, machine.steps // PARTS))
