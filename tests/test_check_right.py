@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 import zlib
 from collections import Counter
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from speedrun import compat
 from speedrun.check.transplant import Mixture
 from speedrun.check.values import odd_values
 from speedrun.history.fields import default_hyperparameters
+from speedrun.history.glossary import load_glossary
 from speedrun.history.guide import load_guide
 from speedrun.scripts.find import find_script
 
@@ -419,6 +421,97 @@ def test_small_steps_are_too_small_for_bfloat16(monkeypatch):
     trace_precision._note_small_steps(None, values, note, "folder")
     assert given == [dict(values, muon_lr=0.01, bf16=True, train_steps=12, val_loss_every=0,
                           total_batch_size=32, val_tokens=32)]
+
+
+def test_a_run_after_a_warm_up_is_made_again_without_one(monkeypatch, tmp_path):
+    from speedrun.check import trace_runs
+    from speedrun.check.trace import Observations
+
+    given, rate = [], next(iter(load_glossary().of_kind("stage rate")))
+    monkeypatch.setattr(trace_runs, "run_watched", lambda _, values, *rest: given.append(values))
+    for name in ("_note_run", "_note_checkpoint"):
+        monkeypatch.setattr(trace_runs, name, lambda *given: None)
+    for values, stages, scheduled in (dict(train_steps=9), 2, 9), (dict(
+            train_steps=9, scheduled_steps=5, window_stages=3), 3, 9), (dict(
+            train_steps=9, scheduled_steps=5, window_stages=3, **{rate: 1.5}), 7, 5):
+        trace_runs.training(None, values, Observations(), tmp_path)
+        warm, cold = given[-2:]
+        assert warm == values | dict(
+            kernel_warmup_steps=stages, val_loss_every=3, scheduled_steps=scheduled,
+            train_loss_every=2, save_checkpoint=True, compile=True)
+        assert cold == warm | dict(kernel_warmup_steps=0)
+
+
+def test_batches_that_wait_are_counted_early_and_late(monkeypatch, tmp_path):
+    from speedrun.check import trace_runs
+    from speedrun.check.trace import Observations
+
+    def run(module, values, folder, spy):
+        spy.ready, spy.calls, spy.sharing = [1, 2, 7], [((), {})], set
+        return []
+
+    monkeypatch.setattr(trace_runs, "run_watched", run)
+    monkeypatch.setattr(trace_runs, "one_pass", dict)
+    trace_runs.updates(None, {}, note := Observations(), tmp_path / "run")
+    assert [value for what, (_, value, _) in note.items() if what.startswith("batches that")] == [
+        1, 1, 7]
+
+
+def test_numbers_that_the_model_reads_are_those_of_all_phases(monkeypatch):
+    from speedrun.check import trace_precision
+    from speedrun.check.trace import Observations
+
+    def run(module, values, folder, spy, meter):
+        spy.kinds = dict.fromkeys(("training pass", "validation"), {"tensor"})
+        spy.meter.readings.update({"training pass": 2, "validation": 3, "backward pass": 5})
+        return []
+
+    monkeypatch.setattr(trace_precision, "run_watched", run)
+    trace_precision.precision(None, {}, note := Observations(), "run")
+    assert (note["numbers that the model reads from tensors"][1],
+            note["numbers read from tensors between the model's calls"][1]) == ("5", 5)
+
+
+def test_a_call_is_tried_with_larger_tables_and_gradients():
+    import torch
+
+    from speedrun.check.trace import Observations
+    from speedrun.check.trace_model import _note_call
+
+    given, note = [], Observations()
+
+    def make(**options):
+        given.append(options)
+        torch.nn.init.ones_((net := torch.nn.Linear(3, 2, bias=False)).weight)
+        return net
+
+    call = (torch.ones(1, 3),), {}
+    assert not _note_call(note, "a call", make, call, {"bf16": True}, 30, 4)
+    assert given == [{"tables": 30, "bf16": True}, {"tables": 30}]
+    assert note["the loss of a call"] == ["numbers", {"": 9.0}, 1e-2]
+    (grad,) = note["the gradient in a call"][1].values()
+    assert grad.tolist() == [[12.0] * 3] * 2
+
+
+def test_stand_ins_for_the_compiler_and_for_clocks():
+    from speedrun.check import watched
+    from speedrun.check.spy import Spy
+    from speedrun.check.worker import FORK
+
+    def f():
+        pass
+
+    assert watched._compile(f, disable=True) is watched._compile(disable=True)(f) is f
+    assert f not in (watched._compile(f), watched._compile()(f))
+
+    def child():
+        watched.stand_ins()
+        Spy.current.now = 2.5
+        assert (time.perf_counter(), time.time_ns()) == (2.5, 2_500_000_000)
+
+    (process := FORK.Process(target=child)).start()
+    process.join()
+    assert process.exitcode == 0
 
 
 @pytest.mark.parametrize("text, lines", [

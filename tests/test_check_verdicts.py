@@ -71,6 +71,13 @@ def test_helpers_of_helpers_go_with_the_block_that_uses_them():
     assert (names["norm"](3), names["cap"](3)) == (3, 3) and "unused" not in names
 
 
+def test_neighbours_are_those_of_which_one_uses_the_other():
+    texts = ["\n\n".join(f"def {name}():\n    return {body}\n" for name, body in bodies)
+             for bodies in ((("a", "1"), ("b", "c()")), (("a", "1"), ("b", "a()"), ("c", "2")))]
+    pairs = ("ab", "ba", "bc", "cb", "ac", "ca")
+    assert [Mixture(*texts).neighbours(*pair) for pair in pairs] == [True] * 4 + [False] * 2
+
+
 def judged(milestone, learner, look, parent=""):
     """{block: (what is shown, the milestone's block that is replaced)}; look(names): the text of
     what these blocks show in the milestone's script, and its line there, or None."""
