@@ -629,15 +629,16 @@ def test_a_run_starts_from_another(folder, tmp_path, monkeypatch):
     refused("nowhere does not exist; name a run's folder", start=Path("nowhere"))
     refused(f"{tmp_path} holds no checkpoint.pt", start=tmp_path)
     refused("train_gpt.py starts from nothing; leave it out", target="04", start=folder)
-    (tmp_path / "data").mkdir()
-    refused(r"^data must hold one file \*_train.jsonl, not none; or name it: --set train_file=FILE",
-            start=folder, data=tmp_path / "data")
+    data = tmp_path / "d[1]"
+    data.mkdir()
+    refused(r"^d\[1\] must hold one file \*_train.jsonl, not none; or name it: --set train_file=",
+            start=folder, data=data)
     for name in ("a_train", "strain", "a_val", "b_val"):
-        (tmp_path / "data" / f"{name}.jsonl").touch()
-    refused(r"^data must hold one file \*_val.jsonl, not a_val.jsonl, b_val.jsonl; or name it: "
-            "--set val_file=FILE$", start=folder, data=tmp_path / "data")
-    refused("^data cannot be read: Is a directory$", start=folder,
-            settings=["train_file=data", f"val_file={folder}/chat_val.jsonl"])
+        (data / f"{name}.jsonl").touch()
+    refused(r"^d\[1\] must hold one file \*_val.jsonl, not a_val.jsonl, b_val.jsonl; or name it: "
+            "--set val_file=FILE$", start=folder, data=data)
+    refused(r"^d\[1\] cannot be read: Is a directory$", start=folder,
+            settings=["train_file=d[1]", f"val_file={folder}/chat_val.jsonl"])
     assert conversations.files_in(BUILTIN) == {
         f"{split}_file": short(BUILTIN / f"chat_{split}.jsonl") for split in ("train", "val")}
     refused("there is no file none.jsonl; make one: python .*data/builtin_chat.py", start=folder,

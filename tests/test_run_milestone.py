@@ -215,7 +215,7 @@ def test_micro_batches_shrink_to_serve_all_ranks(nproc, nodes, fitting, tmp_path
     plan = make_plan("01", scale="tiny", nproc=8, device_batch="auto", out=tmp_path / "run")
     assert (option(plan, "micro_batch_size"), plan.auto_batch) == (2, True)
     assert not [note for note in plan.notes if note.startswith("micro")], "trials decide"
-    with pytest.raises(UserError, match=r" = 4 \* 256 \* 32; the number of ranks may be 1, 2, 4, 8, 1"):
+    with pytest.raises(UserError, match=r" = 4 \* 256 \* 32; the number of ranks may be 1, 2,"):
         make_plan("01", scale="tiny", nproc=8, nodes=Nodes(4, 0, "host:1"), out=tmp_path / "run")
     with pytest.raises(UserError, match="total_batch_size=4096 is not a multiple"):
         make_plan("01", scale="tiny", nproc=8, device_batch=4, out=tmp_path / "run")
@@ -546,6 +546,8 @@ def stand_in(monkeypatch, log="", stderr="", failures=(), report="", exit_code=0
     monkeypatch.setattr(execute, "run_ranks", fake_launch)
 
 
+# The second step has twice the tokens of the first.
+GROWS = dict(scheduled_steps=2, second_stage_peak=1, third_stage_peak=1)
 LOG = "step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:9ms step_avg:9ms\n"
 
 
@@ -784,8 +786,6 @@ class Terminal(io.StringIO):
         return True
 
 
-GROWS = dict(scheduled_steps=2, second_stage_peak=1, third_stage_peak=1)  # the second step is twice
-
 @pytest.mark.parametrize("columns", [40, 120])
 def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp_path, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -804,7 +804,7 @@ def test_live_line_and_summary_fit_the_terminal(monkeypatch, script, shards, tmp
             show(line)
     shown = screen.getvalue()
     assert "step 0      val_loss 5.0000" in shown and "a message" in shown
-    assert updates[-1] == dict(completed=2, total=4, speed="100,000 tokens/s",  # 900 in 9 ms on average
+    assert updates[-1] == dict(completed=2, total=4, speed="100,000 tokens/s",  # 900 in 9 ms
                                description="step 2/4 val_loss 4.5000")
     assert "step 2      val_loss 4.5000  1,234.6 s" in shown and "====" not in shown
     assert "step_avg" not in shown  # a step is told in other words
@@ -997,11 +997,11 @@ def test_other_runs_do_not_compare(monkeypatch, tmp_path, shards, change):
 
 
 FULL_LOG = """environment:{"device": "Tesla T4", "world_size": 3}
-hyperparameters:%s
+hyperparameters:GIVEN
 step:0/2 val_loss:5.0 train_time:0ms step_avg:0.00ms
 step:2/2 val_loss:4.25 train_time:61234ms step_avg:8000.00ms
 peak_memory:12345MiB
-""" % json.dumps(GROWS | dict(total_batch_size=300, bf16=True, compile=False))
+""".replace("GIVEN", json.dumps(GROWS | dict(total_batch_size=300, bf16=True, compile=False)))
 PRINTED = f"""scale: tiny (as asked)
 run: 01_muon, 200 steps on shards
 {FULL_LOG.replace("step:0", "CUDA: bf16, not compiled" + chr(10) + "step:0")}\
