@@ -486,7 +486,8 @@ def test_a_brief_report_has_a_line_for_each_status():
     brief = Report("tiny", lines, lines).brief
     assert brief == [*lines[:2], *lines[3:5], *(
         replace(lines[at], name="milestones",
-                text=f"{count} in all chains; the first, {at}: is {at}") for count, at in ((1, 3), (2, 2), (1, 1), (2, 0)))]
+                text=f"{count} in all chains; the first, {at}: is {at}")
+        for count, at in ((1, 3), (2, 2), (1, 1), (2, 0)))]
 
 
 def test_the_report_is_one_screen(computer, monkeypatch, capsys):
