@@ -622,13 +622,15 @@ def test_copies_have_no_outputs(copies):
     assert html.index("</details>") < html.index("the answer")
 
 
-@pytest.mark.parametrize("change", ["source", "output", "their own notebook", "no JSON"])
+@pytest.mark.parametrize("change", ["source", "words", "output", "their own notebook", "no JSON"])
 def test_a_copy_that_the_reader_changed_is_never_overwritten(copies, change):
     write, mine, copy = copies
     file = mine / "00_a.ipynb"
     notebook = nbformat.read(file, as_version=4)
     if change == "source":
         notebook.cells[1].source = "guess = 3"
+    elif change == "words":
+        notebook.cells[0].source = "# A, as I see it"
     elif change == "output":
         notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="mine")]
     else:
@@ -637,7 +639,7 @@ def test_a_copy_that_the_reader_changed_is_never_overwritten(copies, change):
     if change == "no JSON":
         file.write_text("{", encoding="utf-8")
     before = file.read_bytes()
-    if change in ("source", "output"):
+    if change in ("source", "words", "output"):
         assert copy() == []  # the lesson is not newer
     write("00_a.ipynb", "2")
     write("01_b.ipynb", "2")
