@@ -964,7 +964,7 @@ def test_what_changes_under_a_run_is_said(shards, tmp_path, monkeypatch):
     checkpoint = plan.out / "checkpoint.pt"
     with zipfile.ZipFile(checkpoint, "w") as archive:
         archive.writestr("archive/data", "")
-    fingerprints = iter(["b" * 16, "a" * 16, "a" * 16])
+    fingerprints = iter(["b" * 16, *["a" * 16] * 3])
     monkeypatch.setattr(type(plan), "fingerprint", property(lambda plan: next(fingerprints)))
     summary = execute._sum_up(plan, "a" * 16, io.StringIO())
     assert summary.data_fingerprint is None and summary.changed == (
@@ -974,6 +974,10 @@ def test_what_changes_under_a_run_is_said(shards, tmp_path, monkeypatch):
     assert signed_hash(checkpoint) == hash_of(plan.out / "train_gpt.py")
     summary = execute._sum_up(plan, "a" * 16, io.StringIO())
     assert (summary.data_fingerprint, summary.changed) == ("a" * 16, "")
+    (plan.out / "train_gpt.py").write_text("class Hyperparameters: 1\n", encoding="utf-8")
+    summary = execute._sum_up(plan, "a" * 16, io.StringIO())
+    assert (summary.data_fingerprint, summary.changed) == (
+        "a" * 16, "the script, while the run started (the copy is what ran)")
 
     def full(*_):
         raise OSError(28, "No space left on device")

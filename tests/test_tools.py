@@ -180,6 +180,10 @@ def test_shards_read(steps, per_shard, shards):
     assert len(next(steps_by_shard(steps, [FINEWEB_SHARD_TOKENS]))) == per_shard
 
 
+def test_steps_take_a_shard_to_its_end():
+    assert list(steps_by_shard([3, 3, 4, 9], [7, 5, 9, 10])) == [[3, 3], [4], [], [9]]
+
+
 def test_a_run_reads_what_its_script_takes():
     assert len(load_manifest().get("13d").step_tokens_read) == 1547  # its record took 1,775 steps
 
