@@ -924,6 +924,7 @@ def test_nothing_to_show_is_said(files):
     (files / "c.py").write_bytes(FILE.replace("\n", "\r\n").encode())
     assert diff("a.py", "a.py", cwd=files).stdout.endswith("\nno difference\n")
     assert diff("a.py", "a.py", "--full", cwd=files).stdout.endswith("no difference\n")
+    assert "the blocks are the same" in diff("a.py", "b.py", "--blocks", "Pair", cwd=files).stdout
     assert "the blocks are the same" in diff("a.py", "b.py", cwd=files).stdout
     assert diff("a.py", "b.py", "--full", cwd=files).stdout.startswith("--- a.py")
     assert "other line endings" in diff("a.py", "c.py", cwd=files).stdout
