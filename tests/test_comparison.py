@@ -295,6 +295,14 @@ def test_generation_is_compared_in_turn_and_seed_by_seed(monkeypatch):
         "median over the runs, least to most; speed: against the first script, seed by seed"]
 
 
+def test_what_generates_is_compared_with_its_like(tmp_path):
+    log = str(write_log(tmp_path, "log.txt", [(0, 6)]))
+    assert generation.only_generate(["e0a", "e4b"]) and not generation.only_generate(["00", log])
+    for other in ("00", log):
+        with pytest.raises(UserError, match="^stream generates text: only others that do compare"):
+            generation.only_generate([other, "e4b"])
+
+
 def test_runs_without_a_seed_are_no_copies():
     for seed, told in ((7, 1), (None, 0)):
         some = entry("a", SLOW)
@@ -437,6 +445,24 @@ def write_log(path, name, losses, hyperparameters=None, script="print(1)"):
     path = path / name
     path.write_text(head + f"{RULE}\n" + "".join(lines), encoding="utf-8")
     return path
+
+
+def test_a_run_that_ends_is_told_with_its_loss(monkeypatch, shards, tmp_path):
+    def run(plan, stream):
+        plan.out.mkdir(parents=True)
+        seed = plan.hyperparameters["seed"]
+        log = write_log(plan.out, "log.txt", [(0, 6), (200, 3 + seed / 10)], plan.hyperparameters)
+        log.write_text(log.read_text("utf-8") + seed * "step:1/2 cut short\n", "utf-8")
+
+    monkeypatch.setattr("speedrun.compare.collect.run", run)
+    found, stopped = collect(["00"], [3, 4], tmp_path, stream := io.StringIO(), scale="tiny",
+                             settings=[o.removeprefix("--set=") for o in micro_settings(
+                                 "00", shards)], command="typed")
+    assert stopped is None and [(e.final_losses, e.unread) for e in found.entries] == [
+        ([3.3, 3.4], 3 + 4)]
+    assert stream.getvalue().splitlines()[1::2] == [
+        f"[{turn}/2] 00_baseline, seed {seed}: val_loss 3.{seed}000"
+        for turn, seed in ((1, 3), (2, 4))]
 
 
 def test_logs_of_three_seeds_are_one_entry(tmp_path):

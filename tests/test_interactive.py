@@ -139,6 +139,10 @@ def test_schedules_open_with_the_page_s_milestone_and_its_parent(slug):
     shown = interactive.figures_of(MANIFEST, [milestone])["schedules"]
     assert [shown["own"][shown[line]]["id"] for line in ("first", "second")] == [
         milestone.parent, milestone.id]
+    longest = max(default_hyperparameters(MANIFEST.get(id).script)["train_steps"]
+                  for id in (milestone.parent, milestone.id))
+    assert shown["longest"] == longest
+    assert {panel["last"] for panel in shown["panels"]} == {f"{longest:,}"}
 
 
 @pytest.mark.parametrize("mode", range(5))
@@ -210,6 +214,11 @@ def test_formats_are_those_of_the_snapshots():
         every = [[x, use["scale"], use["format"]] for x in numbers.tolist()]
         assert calls("number_formats", "quantize", every) == wanted
         assert [interactive.quantize(*values) for values in every] == wanted
+    shown = still("number_formats")
+    assert shown["range"] == "full precision: 0.00781 to 224; 0 below 4.9e-4"
+    scale, form = shown["own"][0]["scale"], shown["own"][0]["format"]
+    assert interactive.quantize(4.88e-4, scale, form) == 0 < interactive.quantize(
+        4.89e-4, scale, form)
     upper, lower = later.split_bits(numbers)
     upper = (upper.view(torch.int16).int() & 0xFFFF).tolist()
     found = calls("number_formats", "split", [[x] for x in numbers.tolist()])
