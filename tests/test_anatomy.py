@@ -7,6 +7,7 @@ import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from dataclasses import replace
 
 import nbformat
 import pytest
@@ -15,8 +16,8 @@ import torch.nn.functional as F
 from IPython.display import SVG
 
 from snapshots import known_values
-from speedrun.anatomy.picture import ACCENT, model_svg, removed, strip_svg
-from speedrun.anatomy.trace import Tracer, anatomy, trace
+from speedrun.anatomy.picture import ACCENT, model_svg, parts, removed, strip_svg
+from speedrun.anatomy.trace import Layer, Tracer, anatomy, trace
 from speedrun.history.manifest import REPOSITORY, load_manifest
 from speedrun.scripts.find import handles_for, load_snapshot
 
@@ -160,6 +161,26 @@ def test_a_picture_marks_what_changed():
         (sentence,) = [text for text in ElementTree.fromstring(
             model_svg(MANIFEST, "09", changed)).iter() if (text.text or "").startswith("an arc")]
         assert (sentence.get("fill") == ACCENT) == bool(changed)
+
+
+@pytest.mark.parametrize("field, names", [
+    *[(name, {part}) for name, part in dict(
+        fp8="head", norm="norm", learned_positions="positions", smear="smear",
+        cap="cap").items()],
+    ("rotating", {"attn 0"}), ("qk_norm", {"attn 0"}), ("activation", {"mlp 0"}),
+    ("window", {"window 0"}), ("tables", {"table 0"}), ("x0", {"x0 0"}),
+    ("first_values", {"values 0"}), ("bigrams", {"bigrams 0"}), ("paired", {"pair 0"}),
+    ("composed", {"composed 0"}), ("gates", {"gate 0 0"}), ("mlp", {"mlp 0"}),
+    ("attention", {"attn 0"}), ("tied", {"embed", "head"}), ("skips", {"skip 0-1"}), ("name", set())])
+def test_what_changes_a_part(field, names):
+    model = anatomy(MANIFEST.get("01"))
+    model = replace(model, layers=(Layer(attention=True, mlp=True, window=9),))
+    other = {"skips": {(0, 1)}, "gates": ("gate",), "attention": False, "mlp": False}.get(field, 7)
+    changed = replace(model, **{field: other}) if field in vars(model) and field != "tables" else (
+        replace(model, layers=(replace(model.layers[0], **{field: other}),)))
+    before, after = parts(model), parts(changed)
+    found = {name for name in before | after if before.get(name) != after.get(name)}
+    assert found == names
 
 
 def test_the_tip_of_an_arrow_is_its_line_s_end():

@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -156,6 +157,15 @@ def test_record_table_has_every_record(manifest, records):
     rows = tables.record_table(records, manifest).splitlines()[2:]
     assert [int(row.split("|")[1]) for row in rows] == list(range(1, 90))
     assert rows[3].endswith("| 01 |") and rows[6].endswith("| — |")
+
+
+def test_half_years_begin_in_january_and_july():
+    days = "2024-06-30", "2024-07-01", "2024-12-31", "2025-01-01", "2025-06-30", "2025-08-02"
+    records = [SimpleNamespace(date=day) for day in days]
+    ticks = [(0, "Jun 2024"), (1, "Jul 2024"), (3, "Jan 2025"), (5, "Aug 2025")]
+    assert charts._first_of_halves(records, 9999) == ticks
+    assert charts._first_of_halves(records, 6 * 11 * charts.LETTER) == [  # names do not touch
+        ticks[0], (2, "Dec 2024"), (4, "Jun 2025")]
 
 
 def test_number_ranges():
