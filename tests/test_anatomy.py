@@ -171,7 +171,8 @@ def test_a_picture_marks_what_changed():
     ("window", {"window 0"}), ("tables", {"table 0"}), ("x0", {"x0 0"}),
     ("first_values", {"values 0"}), ("bigrams", {"bigrams 0"}), ("paired", {"pair 0"}),
     ("composed", {"composed 0"}), ("gates", {"gate 0 0"}), ("mlp", {"mlp 0"}),
-    ("attention", {"attn 0"}), ("tied", {"embed", "head"}), ("skips", {"skip 0-1"}), ("name", set())])
+    ("attention", {"attn 0"}), ("tied", {"embed", "head"}), ("skips", {"skip 0-1"}),
+    ("name", set())])
 def test_what_changes_a_part(field, names):
     model = anatomy(MANIFEST.get("01"))
     model = replace(model, layers=(Layer(attention=True, mlp=True, window=9),))

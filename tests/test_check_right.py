@@ -9,10 +9,14 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections import Counter
+from dataclasses import make_dataclass
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -392,6 +396,374 @@ def test_messages_that_no_step_waits_for_are_counted_over_optimizers():
         spy.under_way |= sent
         spy.after_step(optimizer)
     assert spy.forgotten == 2
+
+
+def test_a_call_of_the_model_is_seen_whole(monkeypatch):
+    import torch
+
+    from speedrun.check.spy import Enough, Spy
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.cap, self.name = torch.nn.Parameter(torch.ones(2)), 3.5, "net"
+            (part := torch.nn.Identity()).scale = 7
+            self.part, self.earlier = part, []
+            for name, shape, saved in (
+                    ("changed", (), True), ("replaced", (), False), ("fixed", (), True),
+                    ("row", (2,), True), ("table", (2, 2), True), ("still", (2, 2), False)):
+                self.register_buffer(name, torch.ones(shape), persistent=saved)
+
+        def forward(self, tokens, *more, **named):
+            for some in self.changed, self.row, self.weight.data, tokens:
+                some += 1
+            self.earlier.append(self.table)  # its address stays taken
+            self.replaced, self.table = self.replaced + 1, self.table + 1
+            return spy.phase, spy.compiled
+
+    spy, net, tokens = Spy(), Net(), torch.zeros(2, 3, dtype=torch.int32)
+    spy.batches_ready = lambda *given: (len(spy.calls), len(given))
+    threads = iter([2, 1])
+    monkeypatch.setattr("speedrun.check.spy.threading.active_count", lambda: next(threads))
+    given = Net.forward, net, tokens, 2.5, torch.ones(3)
+    assert spy.call(*given, flag=True) == ("training pass", 0)
+    assert spy.call_compiled(spy.call, *given) == ("training pass", 1)
+    with torch.no_grad():
+        assert spy.call(*given[:2], tokens.long(), torch.tensor(True)) == (
+            "validation", 0)
+    assert {name: value.flatten()[0] for name, value in spy.initial.items()} == dict.fromkeys(
+        ("weight", "changed", "fixed", "row", "table"), 1), "not as they are now"
+    words = "whole-number tensor of 2 dimensions, float, float32 tensor of 1 dimensions"
+    assert spy.kinds == {"training pass": {words, f"{words}, bool"}, "validation": {
+        "whole-number tensor of 2 dimensions, bool tensor of 0 dimensions"}}
+    assert spy.modes == {"training pass": {True}, "validation": {True}}, "no gradients, no eval()"
+    own, shapes = (3.5, True, 7), ((2, 3), (3,))
+    assert spy.settings == {
+        "training pass": [(2.5, True, True, *own, *shapes), (2.5, True, *own, *shapes)],
+        "validation": [(True, *own, (2, 3), ())]}
+    assert {name: len(some) for name, some in spy.places.items()} == {"table": 3, "still": 1}
+    assert spy.kept == {"changed", "replaced"} and [*spy.given.values()] == [{(2.5,)}]
+    assert [(args[0].max(), kwargs) for args, kwargs in spy.calls] == [(0, {"flag": True}), (1, {})]
+    assert (spy.all_calls, spy.compiled_calls, spy.compiled, spy.phase, round(spy.now, 2)) == (
+        3, 1, 0, "backward pass", 1001.02)
+    for _ in range(12):
+        spy.call(*given)
+    assert spy.ready == [(2, 3)] and next(threads, "none is left") == "none is left"
+    with pytest.raises(Enough):
+        Spy(stop=True).call(*given)
+
+
+def test_batches_that_wait_are_counted_when_threads_have_made_them_all(monkeypatch):
+    import torch
+
+    from speedrun.check import spy as spies
+
+    def batch(*shape, dtype=torch.int16):
+        return torch.zeros(shape, dtype=dtype)
+
+    inputs, *made = batch(3, 11), batch(3, 11), batch(3, 12)  # a shape that nothing else here has
+    used = [batch(3, 11), batch(3, 12)]
+    rest = [made[0][:], used[1][:, 1:], batch(3, 10), batch(3, 13), batch(11), batch(2, 11),
+            batch(3, 11, dtype=torch.int32), torch.nn.Parameter(batch(3, 11), requires_grad=False)]
+    (spy := spies.Spy()).calls = [((used[0],), {"targets": used[1]})]
+    monkeypatch.setattr(spies.time, "sleep", lambda seconds: len(made) < 4 and made.append(
+        batch(3, 11)))
+    assert (spy.batches_ready(inputs, 1), len(made), len(rest)) == (4, 4, 8)
+
+
+def test_bytes_of_messages_are_counted_by_cause_dtype_and_collective():
+    import torch
+
+    from speedrun.check.meter import Message
+    from speedrun.check.spy import Spy
+
+    def send(name, *args, gives=None, **kwargs):
+        (collective := mock.Mock(return_value=gives)).__name__ = name
+        found = spy.send(collective, *args, **kwargs)
+        collective.assert_called_once_with(*args, **kwargs)
+        return found
+
+    (spy := Spy()).models = [torch.nn.Linear(2, 3, bias=False)]
+    own, half, long = spy.models[0].weight.data, torch.ones(8).bfloat16(), torch.ones(3).long()
+    handle = SimpleNamespace(wait=lambda: "waited")
+    assert send("all_reduce", half, 4, gives=handle) is handle and send("barrier", gives=7) == 7
+    (x := torch.ones(1, requires_grad=True)).register_hook(
+        lambda _: send("all_gather", [long, own[1:]], half[:1]))
+    x.sum().backward()
+    assert (spy.messages, spy.received_bytes, spy.blocking) == (Counter(), 0, 0)
+    spy.depth = 1  # in an optimizer's step
+    message = send("all_gather", [own[1:], half, long], half[:1], gives=handle)
+    assert type(message) is Message and spy.under_way == {message} and message.wait() == "waited"
+    assert send("broadcast", tensor=long) is send("reduce_scatter_tensor", half[:2], own) is None
+    send("all_reduce", half[:2])
+    assert spy.sent == {("gradients and losses", "bfloat16"): 16, ("optimizers", "float32"): 24,
+                        ("gradients and losses", "float32"): 16, ("optimizers", "bfloat16"): 20,
+                        ("optimizers", "int64"): 24}
+    assert spy.messages == {("all_gather", 16): 1, ("broadcast", 24): 1, ("all_reduce", 4): 1,
+                            ("reduce_scatter_tensor", 24): 1}
+    assert (spy.sent_in_backward, spy.blocking) == (16, 24 + 24 + 4)
+    assert (spy.received_bytes, spy.in_place) == (16 + 16 + 24 + 24, 16)
+
+
+def test_files_that_are_written_and_threads_are_seen(monkeypatch):
+    from speedrun.check.spy import Spy
+
+    spy, started = Spy(), []
+    for number, flags in enumerate((None, os.O_RDONLY, os.O_WRONLY, os.O_RDWR | os.O_CREAT)):
+        spy.saw_event("open", (number, "r", flags))
+    spy.saw_event("import", ("module", "w", os.O_WRONLY))
+    assert spy.save(lambda *given: given, 1, Path("x"), 5) == (1, Path("x"), 5)
+    assert spy.written == {"2", "3", "x"}
+    monkeypatch.setenv("CHECKED_SCRIPT", "own")
+    for file, threads in ("other", set()), ("own", {threading.get_ident()}):
+        spy.saw_thread(SimpleNamespace(f_code=SimpleNamespace(co_filename=file)), "call", None)
+        assert spy.threads == threads
+    for calls, losses, late in ([], [], 0), ([], [1], 1), ([1], [], 2):
+        spy.calls, spy.losses = calls, losses
+        spy.start(started.append, 1)
+        assert spy.started_late == late == len(started) - 1
+
+
+def test_what_optimizers_get_do_and_keep_is_seen(monkeypatch):
+    import torch
+
+    from speedrun.check.spy import Spy
+    from speedrun.check.weights import draw
+
+    net = torch.nn.ModuleDict({n: torch.nn.Linear(4, 4, bias=False) for n in "abc"})
+    both, (a, b, c) = torch.ones(2, 4, 4), net.parameters()
+    a.data, b.data = both
+    (spy := Spy(gradients=0.5, metered=True)).models = [torch.nn.Linear(1, 1), net]
+    optimizer, stray = torch.optim.SGD([dict(params=[a, b]), dict(params=[c])]), torch.ones(3)
+    optimizer.add_param_group(dict(params=[stray]))
+    for number in 1, 2:
+        spy.before_step(optimizer), spy.before_step(optimizer)  # a step within a step
+        spy.after_step(optimizer)
+        assert (spy.depth, spy.phase, spy.optimizer) == (1, "optimizers", optimizer)
+        assert a.grad.equal(0.5 * number * draw("a.weight", a, number))
+        a.data -= number
+        _ = a.detach() @ b.detach()
+        spy.after_step(optimizer)
+        assert (spy.depth, spy.phase, spy.meter.work["optimizers"]) == (
+            0, "backward pass", number * 128)
+        names = [*net.state_dict(), "a tensor that is not a parameter of the model"]
+        assert {name: {*move.flatten().tolist()} for name, move in spy.moves[number].items()} == {
+            name: {-number * (name == names[0])} for name in names}
+    assert spy.received["a.weight"].equal(0.5 * draw("a.weight", a, 1)) and [*spy.received] == names
+    assert spy.sharing() == names[:2]
+    kept = dict(mean=(4, 4), share=(8,), less=(7,), bits=(16,))
+    optimizer.state[b] = {name: torch.zeros(shape) for name, shape in kept.items()} | dict(step=3)
+    optimizer.state[c] = dict(mean=torch.zeros(4, 4).half(), step=torch.tensor(1))
+    assert spy.with_bits() == []
+    optimizer.state[b]["bits"] = torch.zeros(16).short()
+    assert spy.with_bits() == names[:2]
+    for ranks, sizes in (None, (16, 16)), ("2", (16, 8, 16)):
+        monkeypatch.setenv("WORLD_SIZE", ranks) if ranks else monkeypatch.delenv(
+            "WORLD_SIZE", raising=False)
+        assert [(name, value.numel()) for name, value in spy.states()] == [
+            *(("a.weight", size) for size in sizes), ("c.weight", 16)]
+    optimizer.state[a], optimizer.state[stray] = dict(mean=both[0]), dict(mean=stray)
+    assert [name for name, _ in spy.states()] == ["a.weight", *["b.weight"] * 3, "c.weight"]
+
+
+def test_the_model_is_called_with_all_that_it_should_show(tmp_path):
+    import torch
+
+    from speedrun.check import trace, trace_model
+
+    called, record = [], dict(vocab_size=100, seq_len=1500, bos_id=9, window_end=60)
+
+    class GPT(torch.nn.Module):
+        def __init__(self, args):
+            super().__init__()
+            self.args, self.embed = [*vars(args).values()], torch.nn.Embedding(args.vocab_size, 2)
+            self.mlp, self.gain = torch.nn.Linear(2, 2, bias=False), torch.nn.Parameter(
+                torch.ones(()))
+            self.register_buffer("cos", -torch.arange(args.seq_len * 2.0).view(-1, 2), False)
+
+        def forward(self, inputs, targets=None):
+            called.append([*self.args, self.mlp.weight.norm().item(), inputs])
+            x = self.mlp(self.embed(inputs)) * self.gain
+            return x + (inputs[:, -1:, None] > 7) if targets is None else x.square().mean()
+
+    module = SimpleNamespace(GPT=GPT, Hyperparameters=make_dataclass("Hyperparameters", [
+        (name, int, value) for name, value in record.items()]))
+    inputs = torch.tensor([[9, 1, 2, 9, 1, 9, 3, 7], [1, 9, 5, 6, 9, 2, 2, 8]])
+    torch.save({"calls": [((inputs, inputs), {})]}, tmp_path / "run.pt")
+    trace_model.model(module, dict(vocab_size=20, seq_len=8, bos_id=9, window_end=4),
+                      note := trace.Observations(), tmp_path / "run.pt")
+    within, longer = inputs.clone(), inputs.repeat(1, 32).roll(3, 1)[:, :-1]
+    within[:, :4][within[:, :4] == 9] = longer[:, :127][longer[:, :127] == 9] = 2
+    (many := longer[:1].clone())[:, :170:2] = 9
+    for some, other in zip(called[2:12:2], called[3:12:2], strict=True):
+        assert ((some[-1] != other[-1]).nonzero()[:, 1] == some[-1].size(1) - 1).all()
+    size, small = called[0][4], [20, 8, 9, 4]
+    assert [[*args, round(norm / size, 6), tokens.tolist()] for *args, norm, tokens in (
+            *called[:2], *called[2:12:2], *called[12:])] == [
+        [*args, scale, tokens.tolist()] for args, scale, tokens in (
+            (small, 1, inputs), ([100, *small[1:]], 1, torch.arange(36, 100).view(8, 8)),
+            (small, 1, inputs), (small, 1, within), (small, 1, inputs[:1, :7]),
+            (small, 0.001, inputs), (small, 0, inputs), ([20, 255, 9, 60], 1, longer),
+            ([20, 255, 9, 4], 1, many))]
+    leaks = ": later tokens change earlier ones"
+    assert [seen for what, (_, seen, _) in note.items() if what.endswith(leaks)] == [
+        "True", "True", "False", "True", "True"]
+    assert {what: note[what][1] for what in (*[*note][:3], [*note][-2])} == {
+        "the tensors at the record's sizes": {
+            "gain": "a number", "embed.weight": "100x2", "mlp.weight": "2x2"},
+        "the number of parameters at the record's sizes": "205",
+        "bytes that the MLPs keep for the backward pass of call 1 of the model": 2 * 8 * 2 * 4,
+        "numbers that the model multiplies by single weights": 255 * 2}
+    table = note["the tables at the record's lengths, without signs"][1]["cos"]
+    assert table.equal(torch.arange(1000.0, 3000).view(-1, 2))
+
+
+@pytest.mark.parametrize("left, told", [
+    ("{}", "log kept"), ("{}more", "log written over"), ("", "log written over")])
+def test_what_a_run_or_a_model_refuses_is_told(left, told, tmp_path, monkeypatch):
+    import torch
+
+    from speedrun.check import trace
+    from speedrun.check.spy import Spy
+
+    ran, asked = {}, []
+    values, record = dict(seq_len=8, tile_size=4), dict(
+        seq_len=4096, tile_size=512, compile=False, fast=False, kind="")
+
+    class GPT(torch.nn.Module):
+        def __init__(self, args):
+            super().__init__()
+            self.args = args
+            dict(odd=None)[args.kind] if args.kind else None
+
+        def forward(self, inputs, targets):
+            asked.append([*vars(self.args).values(), *inputs.shape, *targets.shape])
+            Spy.current.starts = 7 * self.args.fast
+            assert self.args.fast == (inputs.size(1) > 16)
+
+    def run(module, values, folder, spy):
+        ran[folder.name] = values
+        if folder.name == "used":
+            (folder / "log.txt").write_text(left.format((folder / "log.txt").read_text()))
+        assert folder.name != "one"
+        json.loads("1" * (folder.name != "two"))
+
+    monkeypatch.setattr(trace, "run_watched", run)
+    module = SimpleNamespace(GPT=GPT, __file__=__file__, Hyperparameters=make_dataclass(
+        "Hyperparameters", [(name, type(value), value) for name, value in record.items()]))
+    trace.refusals(module, values, note := trace.Observations(), tmp_path, "/shards", ["fast"],
+                   [("kind", "odd"), ("kind", "other")],
+                   dict(one=dict(train_files="cut", seq_len=16), two=dict(checkpoint="no.pt"),
+                        three=dict(seq_len=0)))
+    long, short = [16_640, 512], [1, 16_640] * 2
+    assert asked == [[*long, False, False, "", *short], [*long, True, False, "", *short],
+                     [*long, False, True, "", *short], [*long, False, False, "odd", *short],
+                     *([8, 4, False, fast, kind, 1, 16, 1, 16]
+                       for fast, kind in ((True, ""), (False, "odd")))]
+    many = "16,640 tokens"
+    assert note == {
+        f"document starts that are listed for {many} with fast=True": ["at least", 7, 0.8],
+        f"document starts that are listed for {many} with fast=True, at most": [
+            "at most", 7, (1.5, 0)],
+        "what a model refuses": ["in common", {
+            many: "refused", f"{many} with compile=True": "refused",
+            f"{many} with fast=True": "taken", f"{many} with kind=odd": "refused",
+            "fast=True without compilation": "refused",
+            "kind=odd without compilation": "taken"}, 0],
+        "what is refused": ["has", {
+            "one": "refused", "two": "not refused: later JSONDecodeError", "three": "taken",
+            "the folder of another run": told}, 0]}
+    short = dict(values, train_steps=1)
+    assert ran == {"one": dict(short, seq_len=16, train_files="/shards/cut*.bin"), "used": short,
+                   "two": dict(short, checkpoint="/shards/no.pt"), "three": dict(short, seq_len=0)}
+
+
+def test_what_a_model_reads_and_is_given_while_it_draws_is_counted(tmp_path):
+    import torch
+
+    from speedrun.check import trace, trace_generation
+
+    class Net(torch.nn.Module):
+        def forward(self, *_, **__):
+            pass
+
+    def generate(model, prompt, config, args):
+        long = torch.zeros(9, 1000)
+        cache = SimpleNamespace(layers=[(long, long[1:]), {"v": torch.zeros(500)}], at=3)
+        model(prompt[None], cache=cache)
+        model(kept=cache, tokens=torch.zeros(args.num_samples, 2))
+        return [[args.max_new_tokens, args.seed, args.top_k, int(args.temperature * 10)],
+                torch.tensor([5])]
+
+    (tmp_path / "checkpoint.pt").touch()
+    module = SimpleNamespace(generate=generate, load_model=lambda args, device: (Net(), {}),
+                             encode_prompt=lambda text, config: torch.arange(len(text) + 1),
+                             Hyperparameters=make_dataclass("Hyperparameters", [
+                                 (name, object, None) for name in ("max_new_tokens", "seed",
+                                 "top_k", "temperature", "num_samples")]))
+    trace_generation.tokens(module, {}, note := trace.Observations(), tmp_path)
+    expected = {}
+    for temperature, top_k, samples, seed in trace_generation.DRAWS:
+        how = f"temperature {temperature}, top_k {top_k}, {samples} samples, seed {seed}"
+        expected[f"tokens at {how}"] = ["has", {
+            "sample 0": f"41 {seed} {top_k} {int(temperature * 10)}", "sample 1": "5"}, 0]
+        expected[f"tokens that the model reads at {how}"] = ["fact", str(7 + 2 * samples), 0]
+    assert note == expected | {"bytes of the tensors that the model is given": [
+        "at most", 4 * (9000 + 500) + 7 * 8, (1.15, 4096)]}
+
+
+def test_a_ranks_share_of_the_work_is_told_per_step(tmp_path, monkeypatch):
+    import torch
+
+    from speedrun.check import trace, trace_runs
+
+    net = torch.nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(net.parameters())
+    optimizer.state[net.weight]["mean"] = torch.zeros(16)
+
+    def run(module, values, folder, spy):
+        ran.append((values, spy.filled, spy.stop, spy.metered))
+        spy.initial, spy.models, spy.forgotten = {"w": torch.ones(3)}, [net], forgotten
+        spy.steps, spy.losses = {optimizer: 4, torch.optim.SGD([torch.ones(1)]): 2}, [1.25, 2.00001]
+        spy.meter.work += Counter(optimizers=4003, validation=7)
+        spy.meter.beside += Counter(optimizers=1000, validation=900)
+        spy.messages, spy.accompanied = Counter(a=8, b=2), Counter(a=2, b=2)
+        spy.received_bytes, spy.in_place, spy.blocking, spy.sent_in_backward = 40, 30, 403, 77
+        spy.sent = Counter({("optimizers", "float32"): 80, ("optimizers", "bfloat16"): 43,
+                            ("gradients and losses", "float32"): 202})
+        spy.written = {f"{folder}/b", f"{folder}/c/a", "/elsewhere"}
+        spy.parallel = [SimpleNamespace(modules_buffers=[1] * 3, broadcast_buffers=sends)
+                        for sends in (False, True)]
+        return ["a line"]
+
+    monkeypatch.setattr(trace_runs, "run_watched", run)
+    (tmp_path / "output1").write_bytes(b"step:0\nstep:1\nx step:2\nstep:3\n")
+    for forgotten in 3, 0:
+        ran = []
+        trace_runs.ranks(None, {"seed": 5}, note := trace.Observations(), tmp_path / "log", 1)
+        assert len(note) == 2 or not forgotten
+    assert ran == [({"seed": 5}, False, True, False), (dict(
+        seed=5, val_loss_every=0, train_loss_every=1, kernel_warmup_steps=1, compile=True,
+        save_checkpoint=True), True, False, True)]
+    run, rank = "on two ranks, rank 1", "rank 1"
+    assert {what: value for what, (kind, value, _) in note.items() if kind != "tensors"} == {
+        "beginning": [zlib.crc32(torch.ones(3).numpy().tobytes())],
+        f"messages for which no optimizer waits, {rank}": "0", f"the log of a run {run}": [],
+        f"validate returns ({run})": "float", f"validate rounds ({run})": "False",
+        f"the first validation loss ({run})": {"": 1.25},
+        f"the validation losses ({run})": {"loss 1": 1.25, "loss 2": 2.00001},
+        f"lines of steps that {rank} prints": "2", f"files that {rank} writes": "a, b",
+        f"buffers that DistributedDataParallel sends from {rank} before a pass": "3",
+        f"matrix products of the optimizers on {rank} of 2, per step": 1000,
+        f"share of the optimizers' products while updates are sent, {rank}": 0.25,
+        f"share of messages beside which something is computed, {rank}": 0.62,
+        f"share of received updates that arrive in the model's own tensors, {rank}": 0.75,
+        f"bytes for which the optimizers stand still on {rank}, per step": 100,
+        f"bytes that {rank} sends for the optimizers, per step": 30,
+        f"bytes that {rank} sends for the gradients and losses, per step": 50,
+        f"bytes that {rank} sends while gradients are computed, per step": 19,
+        "state": {f"weight {zlib.crc32(torch.zeros(16).numpy().tobytes())}": 16}}
+    assert note[f"the weights at the end, {rank}"][1]["weight"].equal(net.weight)
 
 
 def test_of_an_error_the_last_line_of_the_script_is_told(tmp_path, monkeypatch):
