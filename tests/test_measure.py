@@ -340,13 +340,14 @@ def test_a_machine_with_gpus(runs, monkeypatch, tmp_path):
         measured(tmp_path, [late])
     monkeypatch.setattr(measuring, "visible_memory", lambda what="total": [
         40_960 if what == "total" else 20_480] * 2)
-    with pytest.raises(UserError, match="other programs hold 20.0 of 40.0 GiB of GPU 0, NVIDIA H1"):
+    with pytest.raises(UserError, match="hold 20.0 of 40.0 GiB of GPU 0, NVIDIA .*; end them$"):
         measured(tmp_path, [late], share=True)
     monkeypatch.setattr(measuring, "visible_memory", lambda what="total": [
         40_960, 24_576] if what == "total" else [800, 20_480])
     assert measuring._machine([H100], 1, "FineWeb", 60, True).memory == 40_960
     runs.gpus[1] = H100
-    with pytest.raises(UserError, match=r"20.0 of 24.0 GiB of GPU 1, .*_VISIBLE_DEVICES=0$"):
+    with pytest.raises(UserError, match=r"20.0 of 24.0 GiB of GPU 1, .*; end them, or choose"
+                       " others: CUDA_VISIBLE_DEVICES=0$"):
         measured(tmp_path, [late])
 
 

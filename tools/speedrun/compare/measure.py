@@ -109,12 +109,13 @@ def _check_gpus(gpus, scale):
     if len(set(gpus)) > 1:
         raise UserError(f"the GPUs differ ({', '.join(gpus)}); choose equal ones:"
                         " CUDA_VISIBLE_DEVICES=0")
-    memory = zip(gpus, visible_memory("used"), visible_memory(), strict=False)
+    memory = [*zip(gpus, visible_memory("used"), visible_memory(), strict=False)]
+    free = [str(i) for i, (_, used, total) in enumerate(memory) if used <= MOST_USED * total]
     for number, (gpu, used, total) in enumerate(memory):
-        if used > MOST_USED * total:
+        if str(number) not in free:
+            others = f", or choose others: CUDA_VISIBLE_DEVICES={','.join(free)}" if free else ""
             raise UserError(f"other programs hold {used / 1024:.1f} of {total / 1024:.1f} GiB of"
-                            f" GPU {number}, {gpu}; end them, or choose others, for example"
-                            f" CUDA_VISIBLE_DEVICES={0 if number else 1}")
+                            f" GPU {number}, {gpu}; end them{others}")
 
 
 def _tokens(data, scale):
