@@ -764,6 +764,133 @@ def test_a_ranks_share_of_the_work_is_told_per_step(tmp_path, monkeypatch):
     assert note[f"the weights at the end, {rank}"][1]["weight"].equal(net.weight)
 
 
+def test_a_call_with_large_tables_is_held_to_twice_what_16_bits_are_off():
+    import torch
+
+    from speedrun.check import trace, trace_model, trace_precision
+    from speedrun.check.spy import Spy
+
+    made = []
+
+    def make(tables, **changes):
+        made.append((tables, changes))
+        net = torch.nn.Linear(2, 2)
+        for param in net.parameters():
+            param.data.fill_(tables * (1.25 if "bf16" in changes else 1.0))
+        net.register_forward_hook(lambda *_: Spy.current.eight_bits["x"].update(
+            both=2 * bool(changes)))
+        return net
+
+    call = (torch.ones(1, 2),), {}
+    for changes, within in ({"bf16": True}, 0.5), ({"fast": True}, 5e-2):
+        note = trace.Observations()
+        assert trace_model._note_call(note, "it", make, call, changes, 30, 1e4)
+        scale = 1.25 if "bf16" in changes else 1.0
+        kind, seen, tolerance = note["the gradient in it"]
+        assert (tolerance if "fast" in changes else tolerance["weight"]) == pytest.approx(within)
+        assert seen["weight"].flatten().tolist() == pytest.approx([1e4 * 90 * scale] * 4)
+        assert note["products of eight bits in it"][1] == "2 of both"
+    assert made == [(30, {"bf16": True}), (30, {}), (30, {"fast": True})]
+    for forms, told in ({True}, "the same result"), ({True, False}, "different results"):
+        trace_precision._note_forms(note, SimpleNamespace(forms={"x": forms}), "x", "y")
+        assert note["results of Triton's kernels by the x with y"][1] == {
+            "tiles of all sizes give": told}
+
+
+def test_what_runs_show_is_told_of_all_their_steps(tmp_path, monkeypatch):
+    import torch
+
+    from speedrun.check import trace, trace_precision, trace_runs
+
+    net, note, ran = torch.nn.Linear(4, 4, bias=False), trace.Observations(), []
+
+    def run(module, values, folder, spy, meter=False):
+        ran.append((values, spy.gradients, meter, Path(folder).name))
+        spy.models, spy.steps = [net], {torch.optim.SGD(net.parameters()): 2}
+        spy.compiling, spy.moves[1], spy.ready = {*spy.steps}, {"weight": net.weight}, [3, 2, 1]
+        tokens = [torch.arange(6).view(2, 3) + number for number in (0, 1, 2)]
+        spy.calls = [((some, some + 1), {}) for some in tokens]
+        spy.settings["training pass"] = [(1,), (2,), (1,), (3,), (4,), (3,), (1,), (5,)]
+        spy.places |= {"still": {1}, "moved": {1, 2}, "also": {3, 4}}
+        spy.given |= {"f": {(1.0,), (2.0,)}, "g": {(3.0,)}}
+        spy.dtypes["GPT"] |= {"float32", "bfloat16"}
+        spy.threads, spy.started_late, spy.all_calls, spy.compiled_calls = {1, 2}, 1, 8, 6
+        spy.meter.readings += Counter({"training pass": 2, "validation": 3, "backward pass": 4,
+                                       "optimizers": 5})
+        spy.meter.work += Counter({"training pass": 40, "backward pass": 80})
+        spy.meter.low["training pass"], spy.meter.compiled["training pass"] = 10, 30
+        return []
+
+    for module in trace_runs, trace_precision:
+        monkeypatch.setattr(module, "run_watched", run)
+    (tmp_path / "log").mkdir()
+    torch.save(dict(step=2, model=net.state_dict()), tmp_path / "log" / "checkpoint.pt")
+    values = dict(train_steps=5, seq_len=8, micro_batch_size=2, adam_every=3)
+    for job in trace_runs.updates, trace_runs.training, trace_precision.precision:
+        job(None, values, note, folder=tmp_path / "log")
+    changed = dict(values, kernel_warmup_steps=2, val_loss_every=3, scheduled_steps=5,
+                   train_loss_every=2, save_checkpoint=True, compile=True)
+    zero = dict(values, total_batch_size=16, val_tokens=16, val_loss_every=0, train_steps=3)
+    low = dict(values, bf16=True, compile=True, train_steps=2, adam_every=2, val_loss_every=1,
+               train_loss_every=0)
+    assert ran == [(values, 0.02, False, "log"), (zero, 0.0, False, "log_zero"),
+                   (changed, None, False, "log"),
+                   (dict(changed, kernel_warmup_steps=0), None, False, "log_cold"),
+                   (low, None, True, "log")]
+    kept = torch.load(tmp_path / "run.pt")
+    assert [args[0][0, 0] for args, _ in kept["calls"]] == [0, 2] and kept["groups"] == [1]
+    numbers = "sets of numbers in the model's calls"
+    told = ("batches", "share of", "sets", "table", "thread", "the inputs", "weights whose",
+            "numbers", "the weights in the checkpoint are")
+    assert {what: note[what][1] for what in note if what.startswith(told)} == {
+        "the inputs of the first training pass": [*range(6)],
+        f"{numbers}, for each of which the training pass is compiled": "5",
+        f"{numbers}, for each of which the validation is compiled": "0",
+        "tables of the model that move between calls": "also, moved",
+        "threads other than the main one that run the script's code": 2,
+        "batches that are ready when the model takes the third": 3,
+        "batches that wait when the model takes the third": 3,
+        "batches that wait, or are kept, after 12": 1,
+        f"{numbers} that training has and the warm-up has not": "3",
+        "sets of Python numbers in calls of compiled functions, each compiled by itself": 3,
+        "the weights in the checkpoint are those of the run's end, bit for bit": "True",
+        "share of bfloat16 in the matrix products of the training pass": {"": 0.25},
+        "share of compiled code in the matrix products of the training pass": 0.75,
+        "share of bfloat16 in the matrix products of the backward pass": {"": 0.0},
+        "share of calls of the model that are compiled": {"": 0.75},
+        "numbers that the model reads from tensors": "5",
+        "numbers read from tensors between the model's calls": 4,
+        "weights whose optimizer calls compiled code": 1}
+
+
+def test_bytes_are_counted_where_the_system_counts_them(monkeypatch):
+    from speedrun.check import trace_runs
+
+    files = {"/proc/self/io": "rchar: 12\nwchar: 3\n",
+             "/proc/self/status": "Name: x\nVmHWM:\t  7 kB\n"}
+    monkeypatch.setattr(trace_runs, "Path", lambda file: SimpleNamespace(
+        read_text=lambda: files[file]))
+    assert trace_runs._used() == (12, 7 * 1024)
+    files["/proc/self/status"] = ""
+    assert trace_runs._used() is None
+
+
+def test_each_broken_shard_is_broken_in_its_own_way(tmp_path):
+    from speedrun.check.worker import BROKEN_INPUT, write_shards
+
+    write_shards(tmp_path)
+    for what, change in BROKEN_INPUT.items():
+        if (file := tmp_path / f"{[*change.values()][0]}.bin").exists():
+            header, tokens = np.fromfile(file, "<i4", 256), np.fromfile(file, "<u2", offset=1024)
+            assert [what] == [name for name, is_so in {
+                "a file that is not a shard": header[0] != 20240520,
+                "a shard that is cut short": header[2] > len(tokens),
+                "a token beyond the vocabulary": tokens.max() > 60,
+                "a shard with no target for a step's end": len(tokens) == 128,
+                "a shard with too few tokens": len(tokens) == 100,
+                "a shard of very short documents": (tokens == 1).mean() > 0.9}.items() if is_so]
+
+
 def test_of_an_error_the_last_line_of_the_script_is_told(tmp_path, monkeypatch):
     from speedrun.check.trace import explain
 

@@ -234,6 +234,23 @@ def test_a_job_ends_by_what_it_computes_and_not_by_the_clock(tmp_path, monkeypat
     assert task.ranks[0].exitcode == -signal.SIGKILL
 
 
+def test_the_budget_is_for_all_tasks_together_and_those_that_run_are_stopped(monkeypatch):
+    from speedrun.check import worker
+
+    def task(name, used, *ends):
+        ends, made = iter(ends), SimpleNamespace(used=[])
+        made.start = lambda: (done.append(name), made.used.extend(used))
+        made.ended, made.stop = lambda: next(ends), lambda: done.append(f"stop {name}")
+        return made
+
+    monkeypatch.setattr(worker.os, "sched_getaffinity", lambda _: {1}, raising=False)
+    done = []
+    assert worker.run_tasks([task("a", [1.0, 2.0], False, True), task("b", [1.0], True)], 4) == 4
+    with pytest.raises(TimeoutError):
+        worker.run_tasks([task("c", [1.0, 2.0], True), task("d", [1.5], False)], 4)
+    assert done == ["a", "b", "c", "d", "stop d"]
+
+
 def _runs(pid):
     """Whether a process runs (a zombie does not)."""
     try:
