@@ -469,6 +469,63 @@ def test_batches_that_wait_are_counted_when_threads_have_made_them_all(monkeypat
     assert (spy.batches_ready(inputs, 1), len(made), len(rest)) == (4, 4, 8)
 
 
+def test_what_a_script_calls_in_its_model_is_told_in_words():
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    from speedrun.check.spy import Spy
+    from speedrun.check.weights import fill
+
+    class Part(torch.nn.Module):
+        def forward(self, x):
+            seen.append([*spy.parts])
+            return x
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList([torch.nn.ModuleDict(
+                {"mlp": torch.nn.Sequential(Part())})])
+            self.head = torch.nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.head(self.blocks[0]["mlp"](x)), "more"
+
+    spy, net, other, x, seen = Spy(inside=True), Net(), Net(), torch.ones(1, 2), []
+    spy.make(lambda net, *given: net.head.weight.data.zero_(), net, 1)
+    fill(other)
+    assert spy.models == [net] and net.head.weight.equal(other.head.weight)
+    net(x)
+    names = ["GPT", "blocks.0.mlp", "blocks.0.mlp.0", "head"]
+    assert spy.dtypes == dict.fromkeys(names, {"float32"})
+    spy.dtypes.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        net(x)
+        assert spy.norm(lambda x, *given: (x.dtype, *given), x.bfloat16(), (2,)) == (
+            torch.float32, (2,), None, None)
+    assert seen == [names[:3], [*names[:2], "blocks.0.mlp"]] and spy.parts == []
+    assert spy.dtypes == {"head": {"bfloat16"}, "GPT": {"bfloat16"}, "blocks.0.mlp": {"float32"}}
+    for some, eps in (x.bfloat16(), None), (x, 3):
+        spy.norm(lambda *given: given, some, (2,), None, eps)
+    assert dict(spy.epsilons) == {"float32": {"1.19e-07", "3"}, "bfloat16": {"0.00781"}}
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, "cpu", (64, 128))
+    spy.attend(lambda **given: given, block_mask=mask), spy.attend(lambda **given: given)
+    assert spy.masks == ["1, tiles of 64 by 128", "no block mask"]
+    assert spy.tiles == 6
+    e4 = torch.ones(16, 32).to(torch.float8_e4m3fn)
+    for spy.parts in [], ["head"]:
+        spy.multiply(lambda *_: None, e4, e4.T, torch.tensor(0.5), torch.tensor(0.25))
+    words = "float8_e4m3fn and float8_e4m3fn"
+    assert spy.eight_bits == {"backward pass": {words: 2}} and spy.scales == {
+        f"the {factor} factor's scale in product {number} of the backward pass ({part})": scale
+        for number, part in ((1, "backward pass"), (2, "head"))
+        for factor, scale in (("first", 2.0), ("second", 4.0))}
+    for spy.phase, same, wide in ("a", True, 2), ("a", False, 1), ("b", None, 0):
+        spy.saw_kernel(same, wide)
+    assert (spy.launches, spy.wide, spy.forms) == (
+        {"a": 2, "b": 1}, {"a": 3, "b": 0}, {"a": {True, False}, "b": {None}})
+
+
 def test_bytes_of_messages_are_counted_by_cause_dtype_and_collective():
     import torch
 
@@ -618,26 +675,10 @@ def test_the_model_is_called_with_all_that_it_should_show(tmp_path):
 
 @pytest.mark.parametrize("left, told", [
     ("{}", "log kept"), ("{}more", "log written over"), ("", "log written over")])
-def test_what_a_run_or_a_model_refuses_is_told(left, told, tmp_path, monkeypatch):
-    import torch
-
+def test_what_a_run_refuses_is_told(left, told, tmp_path, monkeypatch):
     from speedrun.check import trace
-    from speedrun.check.spy import Spy
 
-    ran, asked = {}, []
-    values, record = dict(seq_len=8, tile_size=4), dict(
-        seq_len=4096, tile_size=512, compile=False, fast=False, kind="")
-
-    class GPT(torch.nn.Module):
-        def __init__(self, args):
-            super().__init__()
-            self.args = args
-            dict(odd=None)[args.kind] if args.kind else None
-
-        def forward(self, inputs, targets):
-            asked.append([*vars(self.args).values(), *inputs.shape, *targets.shape])
-            Spy.current.starts = 7 * self.args.fast
-            assert self.args.fast == (inputs.size(1) > 16)
+    ran, values = {}, dict(train_steps=1, seq_len=8)
 
     def run(module, values, folder, spy):
         ran[folder.name] = values
@@ -647,33 +688,16 @@ def test_what_a_run_or_a_model_refuses_is_told(left, told, tmp_path, monkeypatch
         json.loads("1" * (folder.name != "two"))
 
     monkeypatch.setattr(trace, "run_watched", run)
-    module = SimpleNamespace(GPT=GPT, __file__=__file__, Hyperparameters=make_dataclass(
-        "Hyperparameters", [(name, type(value), value) for name, value in record.items()]))
-    trace.refusals(module, values, note := trace.Observations(), tmp_path, "/shards", ["fast"],
-                   [("kind", "odd"), ("kind", "other")],
-                   dict(one=dict(train_files="cut", seq_len=16), two=dict(checkpoint="no.pt"),
-                        three=dict(seq_len=0)))
-    long, short = [16_640, 512], [1, 16_640] * 2
-    assert asked == [[*long, False, False, "", *short], [*long, True, False, "", *short],
-                     [*long, False, True, "", *short], [*long, False, False, "odd", *short],
-                     *([8, 4, False, fast, kind, 1, 16, 1, 16]
-                       for fast, kind in ((True, ""), (False, "odd")))]
-    many = "16,640 tokens"
-    assert note == {
-        f"document starts that are listed for {many} with fast=True": ["at least", 7, 0.8],
-        f"document starts that are listed for {many} with fast=True, at most": [
-            "at most", 7, (1.5, 0)],
-        "what a model refuses": ["in common", {
-            many: "refused", f"{many} with compile=True": "refused",
-            f"{many} with fast=True": "taken", f"{many} with kind=odd": "refused",
-            "fast=True without compilation": "refused",
-            "kind=odd without compilation": "taken"}, 0],
-        "what is refused": ["has", {
-            "one": "refused", "two": "not refused: later JSONDecodeError", "three": "taken",
-            "the folder of another run": told}, 0]}
-    short = dict(values, train_steps=1)
-    assert ran == {"one": dict(short, seq_len=16, train_files="/shards/cut*.bin"), "used": short,
-                   "two": dict(short, checkpoint="/shards/no.pt"), "three": dict(short, seq_len=0)}
+    module = SimpleNamespace(__file__=__file__, Hyperparameters=make_dataclass("H", []))
+    trace.refusals(module, dict(values, train_steps=9), note := trace.Observations(), tmp_path,
+                   "/shards", [], [], dict(one=dict(train_files="cut", seq_len=16), two=dict(
+                       checkpoint="no.pt"), three=dict(seq_len=0)))
+    assert note["what is refused"][1] == {
+        "one": "refused", "two": "not refused: later JSONDecodeError", "three": "taken",
+        "the folder of another run": told}
+    assert ran == {"one": dict(values, seq_len=16, train_files="/shards/cut*.bin"), "used": values,
+                   "two": dict(values, checkpoint="/shards/no.pt"),
+                   "three": dict(values, seq_len=0)}
 
 
 def test_what_a_model_reads_and_is_given_while_it_draws_is_counted(tmp_path):
