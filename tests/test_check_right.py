@@ -26,7 +26,6 @@ from speedrun import compat
 from speedrun.check.transplant import Mixture
 from speedrun.check.values import odd_values
 from speedrun.history.fields import default_hyperparameters
-from speedrun.history.glossary import load_glossary
 from speedrun.history.guide import load_guide
 from speedrun.scripts.find import find_script
 
@@ -471,6 +470,63 @@ def test_batches_that_wait_are_counted_when_threads_have_made_them_all(monkeypat
     assert (spy.batches_ready(inputs, 1), len(made), len(rest)) == (4, 4, 8)
 
 
+def test_what_a_script_calls_in_its_model_is_told_in_words():
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    from speedrun.check.spy import Spy
+    from speedrun.check.weights import fill
+
+    class Part(torch.nn.Module):
+        def forward(self, x):
+            seen.append([*spy.parts])
+            return x
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList([torch.nn.ModuleDict(
+                {"mlp": torch.nn.Sequential(Part())})])
+            self.head = torch.nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.head(self.blocks[0]["mlp"](x)), "more"
+
+    spy, net, other, x, seen = Spy(inside=True), Net(), Net(), torch.ones(1, 2), []
+    spy.make(lambda net, *given: net.head.weight.data.zero_(), net, 1)
+    fill(other)
+    assert spy.models == [net] and net.head.weight.equal(other.head.weight)
+    net(x)
+    names = ["GPT", "blocks.0.mlp", "blocks.0.mlp.0", "head"]
+    assert spy.dtypes == dict.fromkeys(names, {"float32"})
+    spy.dtypes.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        net(x)
+        assert spy.norm(lambda x, *given: (x.dtype, *given), x.bfloat16(), (2,)) == (
+            torch.float32, (2,), None, None)
+    assert seen == [names[:3], [*names[:2], "blocks.0.mlp"]] and spy.parts == []
+    assert spy.dtypes == {"head": {"bfloat16"}, "GPT": {"bfloat16"}, "blocks.0.mlp": {"float32"}}
+    for some, eps in (x.bfloat16(), None), (x, 3):
+        spy.norm(lambda *given: given, some, (2,), None, eps)
+    assert dict(spy.epsilons) == {"float32": {"1.19e-07", "3"}, "bfloat16": {"0.00781"}}
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, "cpu", (64, 128))
+    spy.attend(lambda **given: given, block_mask=mask), spy.attend(lambda **given: given)
+    assert spy.masks == ["1, tiles of 64 by 128", "no block mask"]
+    assert spy.tiles == 6
+    e4 = torch.ones(16, 32).to(torch.float8_e4m3fn)
+    for spy.parts in [], ["head"]:
+        spy.multiply(lambda *_: None, e4, e4.T, torch.tensor(0.5), torch.tensor(0.25))
+    words = "float8_e4m3fn and float8_e4m3fn"
+    assert spy.eight_bits == {"backward pass": {words: 2}} and spy.scales == {
+        f"the {factor} factor's scale in product {number} of the backward pass ({part})": scale
+        for number, part in ((1, "backward pass"), (2, "head"))
+        for factor, scale in (("first", 2.0), ("second", 4.0))}
+    for spy.phase, same, wide in ("a", True, 2), ("a", False, 1), ("b", None, 0):
+        spy.saw_kernel(same, wide)
+    assert (spy.launches, spy.wide, spy.forms) == (
+        {"a": 2, "b": 1}, {"a": 3, "b": 0}, {"a": {True, False}, "b": {None}})
+
+
 def test_bytes_of_messages_are_counted_by_cause_dtype_and_collective():
     import torch
 
@@ -620,26 +676,10 @@ def test_the_model_is_called_with_all_that_it_should_show(tmp_path):
 
 @pytest.mark.parametrize("left, told", [
     ("{}", "log kept"), ("{}more", "log written over"), ("", "log written over")])
-def test_what_a_run_or_a_model_refuses_is_told(left, told, tmp_path, monkeypatch):
-    import torch
-
+def test_what_a_run_refuses_is_told(left, told, tmp_path, monkeypatch):
     from speedrun.check import trace
-    from speedrun.check.spy import Spy
 
-    ran, asked = {}, []
-    values, record = dict(seq_len=8, tile_size=4), dict(
-        seq_len=4096, tile_size=512, compile=False, fast=False, kind="")
-
-    class GPT(torch.nn.Module):
-        def __init__(self, args):
-            super().__init__()
-            self.args = args
-            dict(odd=None)[args.kind] if args.kind else None
-
-        def forward(self, inputs, targets):
-            asked.append([*vars(self.args).values(), *inputs.shape, *targets.shape])
-            Spy.current.starts = 7 * self.args.fast
-            assert self.args.fast == (inputs.size(1) > 16)
+    ran, values = {}, dict(train_steps=1, seq_len=8)
 
     def run(module, values, folder, spy):
         ran[folder.name] = values
@@ -649,33 +689,16 @@ def test_what_a_run_or_a_model_refuses_is_told(left, told, tmp_path, monkeypatch
         json.loads("1" * (folder.name != "two"))
 
     monkeypatch.setattr(trace, "run_watched", run)
-    module = SimpleNamespace(GPT=GPT, __file__=__file__, Hyperparameters=make_dataclass(
-        "Hyperparameters", [(name, type(value), value) for name, value in record.items()]))
-    trace.refusals(module, values, note := trace.Observations(), tmp_path, "/shards", ["fast"],
-                   [("kind", "odd"), ("kind", "other")],
-                   dict(one=dict(train_files="cut", seq_len=16), two=dict(checkpoint="no.pt"),
-                        three=dict(seq_len=0)))
-    long, short = [16_640, 512], [1, 16_640] * 2
-    assert asked == [[*long, False, False, "", *short], [*long, True, False, "", *short],
-                     [*long, False, True, "", *short], [*long, False, False, "odd", *short],
-                     *([8, 4, False, fast, kind, 1, 16, 1, 16]
-                       for fast, kind in ((True, ""), (False, "odd")))]
-    many = "16,640 tokens"
-    assert note == {
-        f"document starts that are listed for {many} with fast=True": ["at least", 7, 0.8],
-        f"document starts that are listed for {many} with fast=True, at most": [
-            "at most", 7, (1.5, 0)],
-        "what a model refuses": ["in common", {
-            many: "refused", f"{many} with compile=True": "refused",
-            f"{many} with fast=True": "taken", f"{many} with kind=odd": "refused",
-            "fast=True without compilation": "refused",
-            "kind=odd without compilation": "taken"}, 0],
-        "what is refused": ["has", {
-            "one": "refused", "two": "not refused: later JSONDecodeError", "three": "taken",
-            "the folder of another run": told}, 0]}
-    short = dict(values, train_steps=1)
-    assert ran == {"one": dict(short, seq_len=16, train_files="/shards/cut*.bin"), "used": short,
-                   "two": dict(short, checkpoint="/shards/no.pt"), "three": dict(short, seq_len=0)}
+    module = SimpleNamespace(__file__=__file__, Hyperparameters=make_dataclass("H", []))
+    trace.refusals(module, dict(values, train_steps=9), note := trace.Observations(), tmp_path,
+                   "/shards", [], [], dict(one=dict(train_files="cut", seq_len=16), two=dict(
+                       checkpoint="no.pt"), three=dict(seq_len=0)))
+    assert note["what is refused"][1] == {
+        "one": "refused", "two": "not refused: later JSONDecodeError", "three": "taken",
+        "the folder of another run": told}
+    assert ran == {"one": dict(values, seq_len=16, train_files="/shards/cut*.bin"), "used": values,
+                   "two": dict(values, checkpoint="/shards/no.pt"),
+                   "three": dict(values, seq_len=0)}
 
 
 def test_what_a_model_reads_and_is_given_while_it_draws_is_counted(tmp_path):
@@ -766,6 +789,133 @@ def test_a_ranks_share_of_the_work_is_told_per_step(tmp_path, monkeypatch):
     assert note[f"the weights at the end, {rank}"][1]["weight"].equal(net.weight)
 
 
+def test_a_call_with_large_tables_is_held_to_twice_what_16_bits_are_off():
+    import torch
+
+    from speedrun.check import trace, trace_model, trace_precision
+    from speedrun.check.spy import Spy
+
+    made = []
+
+    def make(tables, **changes):
+        made.append((tables, changes))
+        net = torch.nn.Linear(2, 2)
+        for param in net.parameters():
+            param.data.fill_(tables * (1.25 if "bf16" in changes else 1.0))
+        net.register_forward_hook(lambda *_: Spy.current.eight_bits["x"].update(
+            both=2 * bool(changes)))
+        return net
+
+    call = (torch.ones(1, 2),), {}
+    for changes, within in ({"bf16": True}, 0.5), ({"fast": True}, 5e-2):
+        note = trace.Observations()
+        assert trace_model._note_call(note, "it", make, call, changes, 30, 1e4)
+        scale = 1.25 if "bf16" in changes else 1.0
+        kind, seen, tolerance = note["the gradient in it"]
+        assert (tolerance if "fast" in changes else tolerance["weight"]) == pytest.approx(within)
+        assert seen["weight"].flatten().tolist() == pytest.approx([1e4 * 90 * scale] * 4)
+        assert note["products of eight bits in it"][1] == "2 of both"
+    assert made == [(30, {"bf16": True}), (30, {}), (30, {"fast": True})]
+    for forms, told in ({True}, "the same result"), ({True, False}, "different results"):
+        trace_precision._note_forms(note, SimpleNamespace(forms={"x": forms}), "x", "y")
+        assert note["results of Triton's kernels by the x with y"][1] == {
+            "tiles of all sizes give": told}
+
+
+def test_what_runs_show_is_told_of_all_their_steps(tmp_path, monkeypatch):
+    import torch
+
+    from speedrun.check import trace, trace_precision, trace_runs
+
+    net, note, ran = torch.nn.Linear(4, 4, bias=False), trace.Observations(), []
+
+    def run(module, values, folder, spy, meter=False):
+        ran.append((values, spy.gradients, meter, Path(folder).name))
+        spy.models, spy.steps = [net], {torch.optim.SGD(net.parameters()): 2}
+        spy.compiling, spy.moves[1], spy.ready = {*spy.steps}, {"weight": net.weight}, [3, 2, 1]
+        tokens = [torch.arange(6).view(2, 3) + number for number in (0, 1, 2)]
+        spy.calls = [((some, some + 1), {}) for some in tokens]
+        spy.settings["training pass"] = [(1,), (2,), (1,), (3,), (4,), (3,), (1,), (5,)]
+        spy.places |= {"still": {1}, "moved": {1, 2}, "also": {3, 4}}
+        spy.given |= {"f": {(1.0,), (2.0,)}, "g": {(3.0,)}}
+        spy.dtypes["GPT"] |= {"float32", "bfloat16"}
+        spy.threads, spy.started_late, spy.all_calls, spy.compiled_calls = {1, 2}, 1, 8, 6
+        spy.meter.readings += Counter({"training pass": 2, "validation": 3, "backward pass": 4,
+                                       "optimizers": 5})
+        spy.meter.work += Counter({"training pass": 40, "backward pass": 80})
+        spy.meter.low["training pass"], spy.meter.compiled["training pass"] = 10, 30
+        return []
+
+    for module in trace_runs, trace_precision:
+        monkeypatch.setattr(module, "run_watched", run)
+    (tmp_path / "log").mkdir()
+    torch.save(dict(step=2, model=net.state_dict()), tmp_path / "log" / "checkpoint.pt")
+    values = dict(train_steps=5, seq_len=8, micro_batch_size=2, adam_every=3)
+    for job in trace_runs.updates, trace_runs.training, trace_precision.precision:
+        job(None, values, note, folder=tmp_path / "log")
+    changed = dict(values, kernel_warmup_steps=2, val_loss_every=3, scheduled_steps=5,
+                   train_loss_every=2, save_checkpoint=True, compile=True)
+    zero = dict(values, total_batch_size=16, val_tokens=16, val_loss_every=0, train_steps=3)
+    low = dict(values, bf16=True, compile=True, train_steps=2, adam_every=2, val_loss_every=1,
+               train_loss_every=0)
+    assert ran == [(values, 0.02, False, "log"), (zero, 0.0, False, "log_zero"),
+                   (changed, None, False, "log"),
+                   (dict(changed, kernel_warmup_steps=0), None, False, "log_cold"),
+                   (low, None, True, "log")]
+    kept = torch.load(tmp_path / "run.pt")
+    assert [args[0][0, 0] for args, _ in kept["calls"]] == [0, 2] and kept["groups"] == [1]
+    numbers = "sets of numbers in the model's calls"
+    told = ("batches", "share of", "sets", "table", "thread", "the inputs", "weights whose",
+            "numbers", "the weights in the checkpoint are")
+    assert {what: note[what][1] for what in note if what.startswith(told)} == {
+        "the inputs of the first training pass": [*range(6)],
+        f"{numbers}, for each of which the training pass is compiled": "5",
+        f"{numbers}, for each of which the validation is compiled": "0",
+        "tables of the model that move between calls": "also, moved",
+        "threads other than the main one that run the script's code": 2,
+        "batches that are ready when the model takes the third": 3,
+        "batches that wait when the model takes the third": 3,
+        "batches that wait, or are kept, after 12": 1,
+        f"{numbers} that training has and the warm-up has not": "3",
+        "sets of Python numbers in calls of compiled functions, each compiled by itself": 3,
+        "the weights in the checkpoint are those of the run's end, bit for bit": "True",
+        "share of bfloat16 in the matrix products of the training pass": {"": 0.25},
+        "share of compiled code in the matrix products of the training pass": 0.75,
+        "share of bfloat16 in the matrix products of the backward pass": {"": 0.0},
+        "share of calls of the model that are compiled": {"": 0.75},
+        "numbers that the model reads from tensors": "5",
+        "numbers read from tensors between the model's calls": 4,
+        "weights whose optimizer calls compiled code": 1}
+
+
+def test_bytes_are_counted_where_the_system_counts_them(monkeypatch):
+    from speedrun.check import trace_runs
+
+    files = {"/proc/self/io": "rchar: 12\nwchar: 3\n",
+             "/proc/self/status": "Name: x\nVmHWM:\t  7 kB\n"}
+    monkeypatch.setattr(trace_runs, "Path", lambda file: SimpleNamespace(
+        read_text=lambda: files[file]))
+    assert trace_runs._used() == (12, 7 * 1024)
+    files["/proc/self/status"] = ""
+    assert trace_runs._used() is None
+
+
+def test_each_broken_shard_is_broken_in_its_own_way(tmp_path):
+    from speedrun.check.worker import BROKEN_INPUT, write_shards
+
+    write_shards(tmp_path)
+    for what, change in BROKEN_INPUT.items():
+        if (file := tmp_path / f"{[*change.values()][0]}.bin").exists():
+            header, tokens = np.fromfile(file, "<i4", 256), np.fromfile(file, "<u2", offset=1024)
+            assert [what] == [name for name, is_so in {
+                "a file that is not a shard": header[0] != 20240520,
+                "a shard that is cut short": header[2] > len(tokens),
+                "a token beyond the vocabulary": tokens.max() > 60,
+                "a shard with no target for a step's end": len(tokens) == 128,
+                "a shard with too few tokens": len(tokens) == 100,
+                "a shard of very short documents": (tokens == 1).mean() > 0.9}.items() if is_so]
+
+
 def test_of_an_error_the_last_line_of_the_script_is_told(tmp_path, monkeypatch):
     from speedrun.check.trace import explain
 
@@ -793,76 +943,6 @@ def test_small_steps_are_too_small_for_bfloat16(monkeypatch):
     trace_precision._note_small_steps(None, values, note, "folder")
     assert given == [dict(values, muon_lr=0.01, bf16=True, train_steps=12, val_loss_every=0,
                           total_batch_size=32, val_tokens=32)]
-
-
-def test_a_run_after_a_warm_up_is_made_again_without_one(monkeypatch, tmp_path):
-    from speedrun.check import trace_runs
-    from speedrun.check.trace import Observations
-
-    given, rate = [], next(iter(load_glossary().of_kind("stage rate")))
-    monkeypatch.setattr(trace_runs, "run_watched", lambda _, values, *rest: given.append(values))
-    for name in ("_note_run", "_note_checkpoint"):
-        monkeypatch.setattr(trace_runs, name, lambda *given: None)
-    for values, stages, scheduled in (dict(train_steps=9), 2, 9), (dict(
-            train_steps=9, scheduled_steps=5, window_stages=3), 3, 9), (dict(
-            train_steps=9, scheduled_steps=5, window_stages=3, **{rate: 1.5}), 7, 5):
-        trace_runs.training(None, values, Observations(), tmp_path)
-        warm, cold = given[-2:]
-        assert warm == values | dict(
-            kernel_warmup_steps=stages, val_loss_every=3, scheduled_steps=scheduled,
-            train_loss_every=2, save_checkpoint=True, compile=True)
-        assert cold == warm | dict(kernel_warmup_steps=0)
-
-
-def test_batches_that_wait_are_counted_early_and_late(monkeypatch, tmp_path):
-    from speedrun.check import trace_runs
-    from speedrun.check.trace import Observations
-
-    def run(module, values, folder, spy):
-        spy.ready, spy.calls, spy.sharing = [1, 2, 7], [((), {})], set
-        return []
-
-    monkeypatch.setattr(trace_runs, "run_watched", run)
-    monkeypatch.setattr(trace_runs, "one_pass", dict)
-    trace_runs.updates(None, {}, note := Observations(), tmp_path / "run")
-    assert [value for what, (_, value, _) in note.items() if what.startswith("batches that")] == [
-        1, 1, 7]
-
-
-def test_numbers_that_the_model_reads_are_those_of_all_phases(monkeypatch):
-    from speedrun.check import trace_precision
-    from speedrun.check.trace import Observations
-
-    def run(module, values, folder, spy, meter):
-        spy.kinds = dict.fromkeys(("training pass", "validation"), {"tensor"})
-        spy.meter.readings.update({"training pass": 2, "validation": 3, "backward pass": 5})
-        return []
-
-    monkeypatch.setattr(trace_precision, "run_watched", run)
-    trace_precision.precision(None, {}, note := Observations(), "run")
-    assert (note["numbers that the model reads from tensors"][1],
-            note["numbers read from tensors between the model's calls"][1]) == ("5", 5)
-
-
-def test_a_call_is_tried_with_larger_tables_and_gradients():
-    import torch
-
-    from speedrun.check.trace import Observations
-    from speedrun.check.trace_model import _note_call
-
-    given, note = [], Observations()
-
-    def make(**options):
-        given.append(options)
-        torch.nn.init.ones_((net := torch.nn.Linear(3, 2, bias=False)).weight)
-        return net
-
-    call = (torch.ones(1, 3),), {}
-    assert not _note_call(note, "a call", make, call, {"bf16": True}, 30, 4)
-    assert given == [{"tables": 30, "bf16": True}, {"tables": 30}]
-    assert note["the loss of a call"] == ["numbers", {"": 9.0}, 1e-2]
-    (grad,) = note["the gradient in a call"][1].values()
-    assert grad.tolist() == [[12.0] * 3] * 2
 
 
 def test_stand_ins_for_the_compiler_and_for_clocks():

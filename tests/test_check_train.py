@@ -234,32 +234,21 @@ def test_a_job_ends_by_what_it_computes_and_not_by_the_clock(tmp_path, monkeypat
     assert task.ranks[0].exitcode == -signal.SIGKILL
 
 
-def test_a_budget_counts_what_ended_tasks_have_computed(monkeypatch):
+def test_the_budget_is_for_all_tasks_together_and_those_that_run_are_stopped(monkeypatch):
     from speedrun.check import worker
 
-    started = []
+    def task(name, used, *ends):
+        ends, made = iter(ends), SimpleNamespace(used=[])
+        made.start = lambda: (done.append(name), made.used.extend(used))
+        made.ended, made.stop = lambda: next(ends), lambda: done.append(f"stop {name}")
+        return made
 
-    def a_task():
-        task = SimpleNamespace(used=[], ended=lambda: True, stop=lambda: None)
-        task.start = lambda: started.append(task) or task.used.extend([0.4, 0.2])
-        return task
-
-    monkeypatch.setattr(worker.os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    assert worker.run_tasks([a_task() for _ in range(3)], 2) == pytest.approx(1.8)
+    monkeypatch.setattr(worker.os, "sched_getaffinity", lambda _: {1}, raising=False)
+    done = []
+    assert worker.run_tasks([task("a", [1.0, 2.0], False, True), task("b", [1.0], True)], 4) == 4
     with pytest.raises(TimeoutError):
-        worker.run_tasks([a_task() for _ in range(3)], 1)
-    assert len(started) == 3 + 2
-
-
-def test_each_broken_input_is_a_file_of_its_own(tmp_path):
-    from speedrun.check import worker
-
-    worker.write_shards(tmp_path)
-    files = [name for change in worker.BROKEN_INPUT.values() for key, name in change.items()
-             if "file" in key or key == "checkpoint"]
-    assert len(set(files)) == len(worker.BROKEN_INPUT)
-    assert [name for name in files if not list(tmp_path.glob(f"{name}*"))] == [
-        "none", "none.pt", "none.bin"]
+        worker.run_tasks([task("c", [1.0, 2.0], True), task("d", [1.5], False)], 4)
+    assert done == ["a", "b", "c", "d", "stop d"]
 
 
 def _runs(pid):
