@@ -141,6 +141,9 @@ def test_what_computes_a_coefficient_is_no_stream():
     assert last.skips == {(3, 6), (3, 11), (7, 9), (7, 10), (7, 11), (9, 11)}
     assert last.subtracted == {(7, 11)}  # its coefficient starts at -0.5
     assert [i for i, layer in enumerate(last.layers) if layer.gates] == [1, 2, 3, 8, 9, 10]
+    gates = [layer.gates for layer in anatomy(MANIFEST.get("11d")).layers]  # no skip's, no smear's
+    both = ("attention_gates", "value_gates")
+    assert gates == [both] * 2 + [both[:1]] * 4 + [(), both[:1]] + [both] * 3
 
 
 def coloured(svg):

@@ -106,6 +106,8 @@ def test_blocks_of_a_script():
     assert blocks["step"].text.startswith("# Above the function,\n# two lines.\n@decorated")
     assert blocks["main"].text.splitlines()[2] == "    # within a block"
     assert blocks["LIMIT"].line == 17
+    below = split_blocks("x = 1\n# What y is.\ny = 2\n")
+    assert [block.text for block in below] == ["x = 1", "# What y is.\ny = 2"]
     text = EXAMPLE.replace("LIMIT: int", "# ---------- Training ----------\n\nLIMIT: int")
     assert section(text, "Optimizer") == {"step": blocks["step"].text}
 

@@ -4,10 +4,12 @@ Run: .venv/bin/python -m pytest tests/test_turns.py
 """
 
 import contextlib
+import io
 import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +81,20 @@ def test_all_others_stand_still_while_one_is_timed(task):
         "a": False, "b": False}
     assert {name: end.code for name, end in ends(found).items()} == {"a": 0, "b": 0, "counts": 0}
     assert found[-1][0] == "counts" and found[-1][1].seconds < whole - 0.4, "without its stops"
+
+
+def test_a_stop_lasts_as_long_as_the_turn(monkeypatch):
+    told, clock = [], [10.0]
+    monkeypatch.setattr(turns.time, "monotonic", lambda: clock[0])
+    timed, other = (object.__new__(turns._Job) for _ in range(2))
+    for job in (timed, other):
+        vars(job).update(start=1.0, stopped_s=0.5, turn_start=None, tell=told.append,
+                         process=SimpleNamespace(stdin=io.StringIO()))
+    timed.begin_turn([timed, other])
+    clock[0] = 13.0
+    timed.end_turn([timed, other])
+    clock[0] = 20.0
+    assert (timed.seconds(), other.seconds(), told) == (18.5, 15.5, ["SIGSTOP", "SIGCONT"])
 
 
 def test_results_and_ends(task, tmp_path):
