@@ -247,6 +247,9 @@ def test_loss_in_nats_per_token_and_bits_per_byte(trained, tmp_path):
     staged = trained(context=48, train_seq_len=16, val_seq_len=16)  # training ends with longer rows
     assert val_loss(staged, BYTES, data=tmp_path, tokens=64, batch=3)[0] == pytest.approx(loss)
     assert staged.model.read == [(3, 16), (1, 16)]
+    own = trained(context=24)  # the shard's 72 tokens are 3 rows, but the last is only a target
+    val_loss(own, BYTES, data=tmp_path, batch=9)
+    assert own.model.read == [(2, 24)]
     with pytest.raises(UserError, match="has 72 tokens; --val-tokens may be at most 71$"):
         val_loss(model, BYTES, data=tmp_path, tokens=72, batch=9)
     with pytest.raises(UserError, match="hold no sequence of 99"):

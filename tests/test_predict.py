@@ -546,6 +546,17 @@ def test_another_torch_or_triton_is_refused(monkeypatch):
     assert re.search(f"need triton 0.0[;,] {found}", compat.reason_against(compiled=True))
 
 
+@pytest.mark.parametrize("version, fits", [("3.7.1", True), ("3.7.0", True), ("3.6.1", False),
+                                           ("4.7.1", False), (None, True)])
+def test_which_triton_fits(version, fits, monkeypatch):
+    monkeypatch.setattr(compat, "TORCH", torch.__version__.partition("+")[0])
+    monkeypatch.setattr(compat, "_triton", lambda: version)
+    assert compat.other_version() is None
+    assert compat.other_version(compiled=True) == (None if fits else (
+        f"compiled predictions need triton 3.7.1; here it is {version}:"
+        " pip install --no-deps triton==3.7.1"))
+
+
 @pytest.mark.parametrize("known, answer, reason", [
     ("platform.machine", "arm64", "predictions need Linux on x86-64; this is linux arm64"),
     ("torch.cuda.is_available", True,

@@ -151,6 +151,20 @@ def test_what_is_cut_off_waits_again_and_nothing_stays(task, how, tmp_path):
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize("running, waiting, starts", [
+    ([], ["b", "c"], "b"), (["a"], ["b", "c"], "c"), (["a"], ["b"], None),  # b comes after a
+    ([], ["c", "b", "a"], "c"), (["4"], ["6"], "6"), (["5"], ["6", "5"], None),
+    (["5"], ["6", "4"], "4"), ([], ["11", "4"], "11"), (["1"], ["11", "5", "4"], "4")])
+def test_who_starts_next(running, waiting, starts):
+    def made(name):  # a number: GiB of ten
+        return Task(name, None, float(name) if name.isdecimal() else 0.0,
+                    after=frozenset({"a"} if name == "b" else ()))
+
+    jobs = [SimpleNamespace(task=made(name)) for name in running]
+    found = turns._next([made(name) for name in waiting], jobs, 10.0)
+    assert (found and found.name) == starts
+
+
 def test_memory_and_order_decide_who_starts(task):
     running = []
 
