@@ -1008,6 +1008,16 @@ def test_data_come_before_losses_and_losses_before_the_gradients_that_follow():
         "dtype: float16, not float32; the loss of call 1: 2, not 1")
 
 
+def test_tokens_are_a_clue_where_as_many_are_others():
+    def clue(seen):
+        return [found.got for found in differences(
+            {"in": ["clue", [1, 2, 3], 0], "loss": ["fact", "1", 0]},
+            {"in": ["clue", seen, 0], "loss": ["fact", "2", 0]})]
+
+    assert clue([1, 5, 3]) == ["5, 3 ...", "2"]
+    assert clue([1, 2, 3]) == clue([1, 5]) == clue([1, 5, 3, 4]) == ["2"]
+
+
 def test_two_scripts_that_end_in_nan_show_the_same():
     def seen(loss, weight):
         return {"the loss": ["numbers", {"": loss}, 1e-5],

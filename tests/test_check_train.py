@@ -557,6 +557,17 @@ def test_processes_that_compute_next_to_nothing_wait(
     assert (worker.Task._waits(task, left_alone), task.moved) == (waits, moved)
 
 
+def test_what_the_system_tells_of_a_process(monkeypatch):
+    from speedrun.check import worker
+
+    monkeypatch.setattr(worker.os, "sysconf", lambda name: 100)
+    fields = [*map(str, range(1, 30))]
+    for status, computed, sleeps in ((["S", *fields], 0.23, True), (["R", *fields], 0.23, False),
+                                     ([], None, None)):
+        monkeypatch.setattr(worker, "_status", lambda pid, status=status: status)
+        assert (worker._computed(1), worker._sleeps(1)) == (computed, sleeps)
+
+
 @pytest.mark.parametrize("late", ["wanted", "judged"])
 def test_whose_time_ran_out_is_told(late, script, monkeypatch):
     from speedrun.check.examine import Examination
