@@ -234,6 +234,11 @@ def test_what_optimizers_get_do_and_keep_is_seen(monkeypatch):
             name: {-number * (name == names[0])} for name in names}
     assert spy.received["a.weight"].equal(0.5 * draw("a.weight", a, 1)) and [*spy.received] == names
     assert spy.sharing() == names[:2]
+    for size, grad in (0.0, 0.0), (None, 7.0):  # gradients of zero are gradients from outside, too
+        (other := Spy(gradients=size)).models = [net]
+        a.grad.fill_(7.0)
+        other.before_step(optimizer), other.after_step(optimizer)
+        assert {*a.grad.flatten().tolist()} == {grad}
     kept = dict(mean=(4, 4), share=(8,), less=(7,), bits=(16,))
     optimizer.state[b] = {name: torch.zeros(shape) for name, shape in kept.items()} | dict(step=3)
     optimizer.state[c] = dict(mean=torch.zeros(4, 4).half(), step=torch.tensor(1))
