@@ -925,6 +925,7 @@ NAN, LONG = float("nan"), "y" * 89
      (f"the line `a:{'x' * 88}`", f"`a:{LONG[1:]} …`")),
     ("log", ['h:{"a": 1, "b": "x"}'], ['h:{"a": 2, "b": "x", "c": 3}'], 0,
      ("in the line `h:` a: 1", "a: 2")),
+    ("log", ['h:{"a": 4}'], ['h:{"a": "4"}'], 0, ("in the line `h:` a: 4", "a: '4'")),
     ("clue", [*range(9)], [0, 1, 2, 4, 4, 5, 6, 7, 8], 0, None),
 ])
 def test_more_than_is_wanted_is_a_fault_or_not(kind, wanted, seen, tolerance, told):

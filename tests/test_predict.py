@@ -7,6 +7,8 @@ Run: .venv/bin/python -m pytest tests/test_predict.py
 import multiprocessing
 import os
 import re
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,6 +288,46 @@ def test_every_kernel_that_is_launched_is_assembled(compiled, small):
     symmetric = [kernel for kernel in small.kernels if kernel.name == "symmetric_kernel"]
     # with a summand or without, for attentions or for MLPs
     assert len(symmetric) == 4 and all(kernel.shared > 0 for kernel in symmetric)
+
+
+@pytest.mark.skipif(bool(compat.other_version()), reason=compat.other_version() or "")
+def test_elements_that_a_kernel_touches():
+    import sympy
+    from torch._inductor.dependencies import MemoryDep
+    from torch._inductor.virtualized import V
+
+    x, y, row = sympy.symbols("x y tmp0", integer=True)
+
+    def touched(*accesses):
+        graph = SimpleNamespace(sizevars=SimpleNamespace(
+            optimization_hint=lambda size, **_: int(size)))
+        with V.set_graph_handler(graph):
+            return compat._distinct_elements([
+                MemoryDep("buffer", index, (x, y)[-len(size):], size) for index, *size in accesses])
+
+    matrix = 8 * x + y, 4, 8
+    assert touched(matrix) == touched(matrix, (x + 4 * y, 4, 8)) == 32  # in another order
+    assert touched((y, 4, 8)) == touched((3 * y, 8)) == 8  # a row for all, every third
+    assert touched((8 * x + y, 2, 8), (8 * x + y + 16, 2, 8)) == 32  # two halves
+    assert touched((8 * row + y, 4, 8), (8 * row + y, 3, 8), matrix) == 24 + 32  # rows looked up
+
+
+@pytest.mark.skipif(bool(compat.other_version()), reason=compat.other_version() or "")
+def test_a_kernel_is_assembled_in_the_first_form(monkeypatch):
+    def assembled(form):
+        return SimpleNamespace(kernel=SimpleNamespace(
+            asm=dict(cubin=form.encode()), metadata=SimpleNamespace(shared=12)))
+
+    def run(command, **options):
+        assert Path(command[-1]).read_bytes() == b"first"
+        return SimpleNamespace(stdout=" Function f:\n  REG:34 STACK:56 SHARED:0 LOCAL:0\n")
+
+    tuner = SimpleNamespace(configs=["first", "second"], _precompile_config=assembled)
+    monkeypatch.setattr("torch._inductor.codecache.PyCodeCache.load",
+                        lambda source: SimpleNamespace(f=tuner))
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__file__="/x/triton/__init__.py"))
+    monkeypatch.setattr(subprocess, "run", run)
+    assert compat.assemble("f", "def f(): ...") == (34, 56, 12)
 
 
 @pytest.mark.parametrize(("milestone", "step", "keys"), [
