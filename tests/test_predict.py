@@ -313,6 +313,22 @@ def test_elements_that_a_kernel_touches():
 
 
 @pytest.mark.skipif(bool(compat.other_version()), reason=compat.other_version() or "")
+def test_every_graph_is_compiled_here_and_now(monkeypatch):
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    told = [(inductor, dict(compile_threads=1, fx_graph_cache=False, force_shape_pad=True,
+                            joint_graph_constant_folding=False, use_static_triton_launcher=False)),
+            (functorch, dict(enable_autograd_cache=False))]
+    for config, values in told:
+        for name, value in values.items():
+            monkeypatch.setattr(config, name, 2 if name == "compile_threads" else not value)
+    compat._configure()
+    assert all(getattr(config, name) == value for config, values in told
+               for name, value in values.items())
+
+
+@pytest.mark.skipif(bool(compat.other_version()), reason=compat.other_version() or "")
 def test_a_kernel_is_assembled_in_the_first_form(monkeypatch):
     def assembled(form):
         return SimpleNamespace(kernel=SimpleNamespace(
