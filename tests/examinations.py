@@ -42,14 +42,16 @@ DEPENDS = re.compile("^batches|^bytes (that are read|of memory)|uneven|once$")
 
 def lines_of(seen):
     """A line for each observation of a job: what it is of, its kind, how closely scripts are held
-    to it, and its value, without numbers where other machines give others."""
+    to it, and its value, without numbers where other machines give others; of an error that it is
+    one: its words depend on whether Triton is here."""
     lines = []
     for what, (kind, *rest) in seen.items():
         value, within = rest if len(rest) == 2 else (rest, 0.0)
         if kind == "log":  # without versions and names of fields
             value = [line for line in value if not line.startswith(("environment", "hyperpar"))]
         within = "" if isinstance(within, dict) else f"{np.atleast_1d(within).round(9).tolist()}"
-        shown = value if kind in EXACT and not DEPENDS.search(what) else _brief(value)
+        shown = "" if kind == "error" else value if (
+            kind in EXACT and not DEPENDS.search(what)) else _brief(value)
         lines.append(f"{what} | {kind} | {within} | {shown}\n")
     return "".join(lines)
 

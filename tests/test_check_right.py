@@ -75,13 +75,13 @@ OBSERVED = {
     "e4b": {"contract": 1715265313, "logits": 3383273441, "prompts": 2921693283,
             "tokens": 2938606191, "printing": 2685727160, "refused answers": 2646825302},
     "e2a": {"updates": 3285779284},
-    "05o": {"model": 907963843, "updates": 1204304375, "model on a GPU": 1352506718,
-            "kernels": 3932835820},
+    "05o": {"model": 907963843, "updates": 1204304375, "model on a GPU": 290184539,
+            "kernels": 605640941},
     "03": {"more ranks": 3404245133},
     "08g": {"contract": 2730219868, "precision": 1201413820},
     "p6d": {"record tokens": 1027728300},
     LAST: {"initial weights": 3119906310, "updates": 1178649666, "two ranks": 2254293873,
-           "model on a GPU": 2592898786, "precision": 2915937592},
+           "model on a GPU": 3498157813, "precision": 2915937592},
 }
 
 

@@ -110,7 +110,7 @@ def _other_machines(module, note):
             ("a T4", (7, 5), this), ("an A100", (8, 0), this), ("an H100", (9, 0), this),
             ("a B200", (10, 0), this), ("an H100 with torch 2.11", (9, 0), type(this)("2.11.0"))):
         what = f"the defaults on {machine} with FlashAttention's packages"
-        with note.guard(what), mock.patch.multiple(
+        with note.guard(what), triton(), mock.patch.multiple(
                 torch.cuda, is_available=lambda: True,
                 get_device_capability=lambda *_, capability=capability: capability
         ), mock.patch.object(torch, "__version__", version), mock.patch.object(
