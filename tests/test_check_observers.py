@@ -147,7 +147,7 @@ def test_what_a_script_calls_in_its_model_is_told_in_words():
     assert spy.dtypes == {"head": {"bfloat16"}, "GPT": {"bfloat16"}, "blocks.0.mlp": {"float32"}}
     for some, eps in (x.bfloat16(), None), (x, 3):
         spy.norm(lambda *given: given, some, (2,), None, eps)
-    assert dict(spy.epsilons) == {"float32": {"1.19e-07", "3"}, "bfloat16": {"0.00781"}}
+    assert dict(spy.epsilons) == {"float32": {"1.19e-07", "3"}, "bfloat16": {"1.19e-07"}}
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, "cpu", (64, 128))
     spy.attend(lambda **given: given, block_mask=mask), spy.attend(lambda **given: given)
     assert spy.masks == ["1, tiles of 64 by 128", "no block mask"]

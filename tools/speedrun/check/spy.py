@@ -198,10 +198,12 @@ class Spy:
             self.threads.add(threading.get_ident())
 
     def norm(self, function, input, normalized_shape, weight=None, eps=None):
-        """F.rms_norm is called; its default epsilon depends on the dtype."""
+        """F.rms_norm is called; its default epsilon is that of the type in which it computes, at
+        least float32 since torch 2.7 (pytorch PR 142848)."""
         if torch.is_autocast_enabled("cpu"):
             input = input.float()  # autocast does so on a GPU
-        used = torch.finfo(input.dtype).eps if eps is None else eps
+        computes = torch.promote_types(input.dtype, torch.float32)
+        used = torch.finfo(computes).eps if eps is None else eps
         self.epsilons[dtype_name(input.dtype)].add(f"{used:.3g}")
         return function(input, normalized_shape, weight, eps)
 
