@@ -545,8 +545,8 @@ def test_what_runs_show_is_told_of_all_their_steps(tmp_path, monkeypatch):
             "numbers", "the weights in the checkpoint are")
     assert {what: note[what][1] for what in note if what.startswith(told)} == {
         "the inputs of the first training pass": [*range(6)],
-        f"{numbers}, for each of which the training pass is compiled": "5",
-        f"{numbers}, for each of which the validation is compiled": "0",
+        f"{numbers}; the training pass is compiled for each": "5",
+        f"{numbers}; the validation is compiled for each": "0",
         "tables of the model that move between calls": "also, moved",
         "threads other than the main one that run the script's code": 2,
         "batches that are ready when the model takes the third": 3,

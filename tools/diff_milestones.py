@@ -84,17 +84,16 @@ def pairs_between(old, new, blocks):
         swap = "; swap them" if ideas and not steps else ""
         raise UserError(f"--steps: {old.name} is not an ancestor of {new.name}{swap}", 2)
 
-    def compared(m):
-        sides = side_of(load_manifest().get(m.parent)), side_of(m)
-        return sides, find_difference(*(side.text for side in sides))
-
-    changed = {c.name for m in steps for c in compared(m)[1].changes} if blocks else set()
-    find_difference(old.text, new.text).only([name for name in blocks if name not in changed])
-    for m in steps:
-        sides, comparison = compared(m)
+    sides = ((side_of(load_manifest().get(m.parent)), side_of(m)) for m in steps)
+    pairs = ((both, find_difference(*(side.text for side in both))) for both in sides)
+    if blocks:
+        pairs = [*pairs]
+        changed = {change.name for _, comparison in pairs for change in comparison.changes}
+        find_difference(old.text, new.text).only([name for name in blocks if name not in changed])
+    for both, comparison in pairs:
         names = [change.name for change in comparison.changes if change.name in blocks]
         if names or not blocks:
-            yield *sides, comparison.only(names)
+            yield *both, comparison.only(names)
 
 
 def follow(args: argparse.Namespace) -> int:

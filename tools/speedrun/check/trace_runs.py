@@ -43,7 +43,7 @@ def updates(module, values, note, folder, **_):
     for what, modes in spy.modes.items():
         note.fact(f"model.training in the {what}", ", ".join(map(str, sorted(modes))))
     for what, settings in spy.settings.items():
-        note.fact(f"sets of numbers in the model's calls, for each of which the {what} is compiled",
+        note.fact(f"sets of numbers in the model's calls; the {what} is compiled for each",
                   len(set(settings)))
     note.fact("tables of the model that move between calls",
               ", ".join(sorted(name for name, some in spy.places.items() if len(some) > 1)))
